@@ -1,0 +1,111 @@
+"""The storage contract: what a backend must do, and nothing about how.
+
+A backend maps keys to opaque immutable records. Headers, checksums, codecs, deadlines and the
+budget of a store are the business of ``PageStore``, above.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import ClassVar, Self
+
+from typing_extensions import Buffer
+
+from hicache.keys import PageKey
+
+CONTRACT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StorageStats:
+    """What a backend holds."""
+
+    num_records: int
+    nbytes: int
+    """Bytes that the records occupy, on disk where there is one."""
+    budget_nbytes: int | None = None
+    """The bytes that it may occupy; ``None`` where nothing bounds it."""
+    num_evicted: int = 0
+    """Records that it has evicted since it was opened."""
+
+
+class StorageBackend(ABC):
+    """A map from ``PageKey`` to an immutable record that outlives the process.
+
+    A key is only ever put with the same bytes, so writes need no ordering and lost races are
+    harmless. All calls come from one event loop, many at a time; a blocking library belongs in
+    a thread, one hop a batch. Raise ``StorageError`` for failures; absence is ``None``.
+
+    Batches are the primitive because every store we know charges per round trip.
+    """
+
+    contract_version: ClassVar[int] = CONTRACT_VERSION
+    is_shared: ClassVar[bool] = False
+    """Whether other machines read and write the same records."""
+    evicts_itself: ClassVar[bool] = False
+    """Whether it keeps its own budget; else ``PageStore`` deletes the oldest records."""
+    max_batch: ClassVar[int] = 128
+    """Keys a call, at most."""
+    alignment: ClassVar[int] = 1
+    """What the address of every buffer is a multiple of."""
+
+    async def open(self, pool: Sequence[memoryview]) -> None:
+        """Prepare for calls. ``pool`` is the host memory, for backends that register it."""
+
+    async def close(self) -> None:
+        """Finish what was accepted and let go of everything. Calling it twice is harmless."""
+
+    async def __aenter__(self) -> Self:
+        await self.open([])
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    @abstractmethod
+    async def get(
+        self, keys: Sequence[PageKey], into: Sequence[Sequence[memoryview]]
+    ) -> list[int | None]:
+        """Read each record into its buffers; return its length, ``None`` where absent.
+
+        The record is scattered over its buffers in order. A record longer than its buffers
+        fills them and returns its true length. A cancelled or timed-out call may leave anything
+        in ``into``, but must not touch it after it has returned.
+        """
+
+    @abstractmethod
+    async def put(self, items: Sequence[tuple[PageKey, Sequence[Buffer]]]) -> list[bool]:
+        """Store records, each the concatenation of its buffers; return which were accepted.
+
+        Each is afterwards whole or absent, to every reader, also after a crash. A key that is
+        present already counts as accepted and may be left alone.
+        """
+
+    @abstractmethod
+    async def contains(self, keys: Sequence[PageKey]) -> list[bool]:
+        """Return which keys are present."""
+
+    @abstractmethod
+    async def delete(self, keys: Sequence[PageKey]) -> None:
+        """Remove records. An absent key is no error."""
+
+    @abstractmethod
+    async def touch(self, keys: Sequence[PageKey]) -> None:
+        """Count these records as used now, for eviction. An absent key is no error."""
+
+    @abstractmethod
+    def scan(self, header_nbytes: int) -> AsyncIterator[tuple[PageKey, bytes]]:
+        """Yield every record's key and its first ``header_nbytes`` bytes, in any order.
+
+        Records put or removed meanwhile may or may not appear.
+        """
+
+    @abstractmethod
+    async def stats(self) -> StorageStats:
+        """Return what is held now."""
