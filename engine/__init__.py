@@ -1,0 +1,1 @@
+"""A small, real engine that runs the cache at full stretch."""
