@@ -5,6 +5,7 @@ little-endian uint32. A key therefore names a page *and everything before it*: e
 equal bytes. Never Python's ``hash``, which differs from process to process.
 """
 
+import struct
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -43,6 +44,20 @@ def chain(parent: bytes, tokens: bytes, page_nbytes: int) -> list[PageKey]:
         parent = sha256(parent + tokens[start : start + page_nbytes]).digest()
         keys.append(PageKey(parent))
     return keys
+
+
+def tokens_of_image(content: bytes, num_positions: int) -> list[int]:
+    """Return the token ids by which an image enters a sequence: one for each of its positions.
+
+    31-bit words of SHA-256 in counter mode over the digest of the content, so that other content
+    has other tokens at every position, and no image looks like text of small token ids for long.
+    """
+    digest = sha256(content).digest()
+    num_blocks = -(-num_positions * TOKEN_NBYTES // KEY_NBYTES)
+    stream = b"".join(sha256(digest + i.to_bytes(8, "little")).digest() for i in range(num_blocks))
+    return [word & 0x7FFFFFFF for word in struct.unpack(f"<{num_blocks * 8}I", stream)][
+        :num_positions
+    ]
 
 
 @dataclass(frozen=True, slots=True)
