@@ -1,15 +1,17 @@
 """The storage contract: what a backend must do, and nothing about how.
 
-A backend maps keys to opaque immutable records. Headers, checksums, codecs, deadlines and the
-budget of a store are the business of ``PageStore``, above.
+A backend maps keys to opaque immutable records. Headers, checksums, codecs, deadlines, retries
+and the circuit breaker are the business of ``PageStore``, above.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
 
+from pydantic import BaseModel, ConfigDict
 from typing_extensions import Buffer
 
 from hicache.keys import PageKey
@@ -30,6 +32,17 @@ class StorageStats:
     """Records that it has evicted since it was opened."""
 
 
+class BackendOptions(BaseModel):
+    """What ``[storage.options]`` may say; a backend with options of its own subclasses it.
+
+    The docstring under a field is its help text.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True
+    )
+
+
 class StorageBackend(ABC):
     """A map from ``PageKey`` to an immutable record that outlives the process.
 
@@ -44,14 +57,32 @@ class StorageBackend(ABC):
     is_shared: ClassVar[bool] = False
     """Whether other machines read and write the same records."""
     evicts_itself: ClassVar[bool] = False
-    """Whether it keeps its own budget; else ``PageStore`` deletes the oldest records."""
+    """Whether it keeps to the budget that ``create`` gave it. Else nothing does."""
     max_batch: ClassVar[int] = 128
     """Keys a call, at most."""
     alignment: ClassVar[int] = 1
-    """What the address of every buffer is a multiple of."""
+    """What the address and the length of every buffer is a multiple of."""
+    options_type: ClassVar[type[BackendOptions]] = BackendOptions
+    """The model of its options."""
+
+    @classmethod
+    def create(
+        cls, options: BackendOptions, *, path: Path | None, budget_nbytes: int | None
+    ) -> Self:
+        """Return a backend that is not open yet; touches no file.
+
+        ``options`` is an instance of ``options_type`` (say so with an ``assert isinstance``).
+        ``path`` is the store's directory, for backends that need one (it may not exist yet);
+        ``budget_nbytes`` bounds the bytes of all its records, for those that evict themselves.
+        Raises ``ConfigError``. A backend that needs none of these need not override it.
+        """
+        return cls()
 
     async def open(self, pool: Sequence[memoryview]) -> None:
-        """Prepare for calls. ``pool`` is the host memory, for backends that register it."""
+        """Prepare for calls. ``pool`` is the host memory, for backends that register it.
+
+        Raises ``StorageError`` or ``ConfigError``, in one line for a person.
+        """
 
     async def close(self) -> None:
         """Finish what was accepted and let go of everything. Calling it twice is harmless."""
