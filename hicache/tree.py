@@ -18,7 +18,7 @@ Invariants, asserted by ``HiRadixTree.check``:
 
 from array import array
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -39,6 +39,9 @@ class Claim(Protocol):
 
     def on_split(self, upper: "Node", lower: "Node") -> None:
         """``lower`` has given its leading pages to its new parent ``upper``."""
+
+    def on_detach(self, node: "Node") -> None:
+        """``node`` has left the tree: what it can no longer lead to is to be given up."""
 
     def covers(self, node: "Node") -> bool:
         """Whether it refers to ``node``."""
@@ -99,6 +102,8 @@ class Node:
     created: float = 0.0
     priority: int = 0
     kept_until: float = 0.0
+    touched: float = 0.0
+    """When its records were last counted as used."""
     claims: tuple[Claim, ...] = ()
     """Operations and prefetches that refer to this node."""
 
@@ -235,8 +240,15 @@ class TierPages:
 class HiRadixTree:
     """The page table of one namespace."""
 
-    def __init__(self, namespace: NamespaceDigest, page_size: int) -> None:
+    def __init__(
+        self,
+        namespace: NamespaceDigest,
+        page_size: int,
+        on_split: Callable[[Node, Node], None] | None = None,
+    ) -> None:
+        """``on_split`` is told of every split: the upper part, then the lower."""
         self.namespace = namespace
+        self._on_split = on_split
         self.page_size = page_size
         self.page_nbytes = page_size * TOKEN_NBYTES
         self.root = Node(b"", None, self, 0, 0)
@@ -338,7 +350,7 @@ class HiRadixTree:
             storing=max(0, min(node.stored + node.storing, num_pages) - node.stored),
             leases=node.leases, uses=node.uses, users=node.users, last_user=node.last_user,
             last_used=node.last_used, created=node.created, priority=node.priority,
-            kept_until=node.kept_until, claims=node.claims,
+            kept_until=node.kept_until, touched=node.touched, claims=node.claims,
         )  # fmt: skip
         first = node.tokens[: self.page_nbytes]
         node.tokens, node.parent = node.tokens[cut:], upper
@@ -346,12 +358,16 @@ class HiRadixTree:
         node.start, node.num_pages = node.start + num_pages, node.num_pages - num_pages
         node.stored -= upper.stored
         node.storing -= upper.storing
-        upper.device, node.device = _split_residence(node.device, num_pages)
-        upper.host, node.host = _split_residence(node.host, num_pages)
+        upper.device = _split_residence(node.device, num_pages)
+        upper.host = _split_residence(node.host, num_pages)
         parent.children[first] = upper  # in the place of node, under the same first page
         upper.children = {node.tokens[: self.page_nbytes]: node}
         for claim in upper.claims:
             claim.on_split(upper, node)
+        upper.claims = tuple(claim for claim in upper.claims if claim.covers(upper))
+        node.claims = tuple(claim for claim in node.claims if claim.covers(node))
+        if self._on_split is not None:
+            self._on_split(upper, node)
         return upper
 
     def is_mergeable(self, lower: Node) -> bool:
@@ -387,6 +403,7 @@ class HiRadixTree:
         node.last_used = max(part.last_used for part in run)
         node.created = min(part.created for part in run)
         node.priority = max(part.priority for part in run)
+        node.touched = min(part.touched for part in run)
         node.parent = parent
         parent.children[node.tokens[: self.page_nbytes]] = node
         for part in run[:-1]:
@@ -506,21 +523,17 @@ def _agreeing_tokens(one: bytes, other: bytes) -> int:
     return ((difference & -difference).bit_length() - 1) // (8 * TOKEN_NBYTES)
 
 
-def _split_residence(residence: Residence, num_pages: int) -> tuple[Residence, Residence]:
-    """Cut a residence as its node is cut; the lower part keeps the count of children."""
-    slots, incoming = residence.slots, residence.incoming
+def _split_residence(lower: Residence, num_pages: int) -> Residence:
+    """Take the leading pages out of a residence as its node is cut; return theirs."""
+    slots, incoming = lower.slots, lower.incoming
     resident = min(len(slots), num_pages)
     upper = Residence(
-        slots[:num_pages] or NO_SLOTS, incoming[: num_pages - resident] or NO_SLOTS, residence.holds
+        slots[:num_pages] or NO_SLOTS, incoming[: num_pages - resident] or NO_SLOTS, lower.holds
     )
-    lower = Residence(
-        slots[num_pages:] or NO_SLOTS,
-        incoming[num_pages - resident :] or NO_SLOTS,
-        residence.holds,
-        residence.children,
-    )
+    lower.slots = slots[num_pages:] or NO_SLOTS
+    lower.incoming = incoming[num_pages - resident :] or NO_SLOTS
     upper.children = int(lower.num_pages > 0)
-    return upper, lower
+    return upper
 
 
 def _join(parts: "list[array[int]]") -> "array[int]":
