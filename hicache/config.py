@@ -210,6 +210,12 @@ def load(
         raise ConfigError(f"{source}: {dotted}: {message}") from None
 
 
+def cache_directory(environ: Mapping[str, str] | None = None) -> Path:
+    """Return the user's cache directory of HiCache; it need not exist yet."""
+    home = (os.environ if environ is None else environ).get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "hicache"
+
+
 def _set(settings: dict[str, Any], dotted: str, value: object) -> None:
     *tables, name = dotted.split(".")
     for table in tables:

@@ -1,0 +1,185 @@
+"""From a setting to a model that is ready to run: ``load_model``."""
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from hicache.config import EngineConfig
+from hicache.engine import attention, smollm2
+from hicache.engine.model import LoadedModel
+from hicache.engine.probe import check_config, check_model, observe
+from hicache.engine.quiet import quiet_transformers
+from hicache.errors import ConfigError
+
+log = logging.getLogger("hicache.engine.loading")
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+def load_model(config: EngineConfig) -> LoadedModel:
+    """Return the model that the settings name, probed and ready.
+
+    Reads local files only, never the network. Raises ``ConfigError``, in one line, for whatever
+    is wrong with the settings, the files, or the model.
+    """
+    if config.num_threads:
+        torch.set_num_threads(config.num_threads)
+    directory = smollm2.model_directory() if config.model == smollm2.NAME else Path(config.model)
+    _check_files(directory)
+    device = _device(config.device)
+    with quiet_transformers():
+        hf_config = _load_config(directory)
+        check_config(directory.name, hf_config)
+        dtype = _dtype(config.dtype, device, hf_config)
+        tokenizer = _load_tokenizer(directory)
+        model = _load_weights(directory, hf_config, dtype).to(device).eval().requires_grad_(False)
+    text_config = hf_config.get_text_config(decoder=True)
+    loaded = LoadedModel(
+        name=config.model if config.model == smollm2.NAME else directory.resolve().name,
+        directory=directory,
+        model=model,
+        tokenizer=tokenizer,
+        device=device,
+        dtype=dtype,
+        kv=observe(directory.name, model),
+        context_tokens=_context_tokens(config, text_config),
+        vocab_size=int(text_config.vocab_size),
+        eos_token_ids=_eos_token_ids(model, tokenizer),
+    )
+    loaded = replace(loaded, prefill_tokens_per_s=check_model(loaded))
+    log.info(
+        "loaded %s: %d layers, %s on %s, %.0f tokens/s of prefill",
+        loaded.name,
+        loaded.kv.num_layers,
+        dtype,
+        device,
+        loaded.prefill_tokens_per_s,
+    )
+    return loaded
+
+
+def _check_files(directory: Path) -> None:
+    if not directory.is_dir():
+        raise ConfigError(
+            f"engine.model: {directory}: no such directory (a local one with a HF model, "
+            f"or {smollm2.NAME})"
+        )
+    if not (directory / "config.json").is_file():
+        raise ConfigError(f"engine.model: {directory}: there is no config.json in it")
+    if not any(directory.glob("*.safetensors")):
+        raise ConfigError(f"engine.model: {directory}: there is no *.safetensors file in it")
+    if not any((directory / name).is_file() for name in _TOKENIZER_FILES):
+        raise ConfigError(f"engine.model: {directory}: there is no tokenizer in it")
+
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json", "vocab.txt")
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"engine.device: {name!r} is no device: cpu, cuda, cuda:1, …") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"engine.device: {name}: only cpu and cuda can be used")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"engine.device: {name}: there is no such CUDA device here")
+    return device
+
+
+def _dtype(name: str, device: torch.device, config: PreTrainedConfig) -> torch.dtype:
+    if name != "auto":
+        return DTYPES[name]
+    stored = config.dtype
+    if device.type == "cpu" or stored not in DTYPES.values():
+        return torch.float32
+    assert isinstance(stored, torch.dtype)
+    return stored
+
+
+def _load_config(directory: Path) -> PreTrainedConfig:
+    try:
+        config = AutoConfig.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False
+        )
+    except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
+        raise ConfigError(f"engine.model: {directory}: config.json: {_line(error)}") from None
+    assert isinstance(config, PreTrainedConfig)
+    return config
+
+
+def _load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False
+        )
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ConfigError(f"engine.model: {directory}: its tokenizer: {_line(error)}") from None
+    assert isinstance(tokenizer, PreTrainedTokenizerBase)
+    return tokenizer
+
+
+def _load_weights(directory: Path, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            directory,
+            config=config,
+            dtype=dtype,
+            attn_implementation=attention.NAME,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+        )
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, AttributeError) as error:
+        raise ConfigError(f"engine.model: {directory}: {_line(error)}") from None
+    assert isinstance(model, PreTrainedModel)
+    return model
+
+
+def _context_tokens(config: EngineConfig, text_config: PreTrainedConfig) -> int:
+    limit = getattr(text_config, "max_position_embeddings", None)
+    if config.context_tokens is None:
+        return int(limit or 4096)
+    if limit and config.context_tokens > limit:
+        raise ConfigError(
+            f"engine.context_tokens: {config.context_tokens} is more than the model's own {limit}"
+        )
+    return config.context_tokens
+
+
+def _eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Return every token that ends a text: the generation config may name several."""
+    generation = model.generation_config
+    found: set[int] = set()
+    for ids in (
+        generation.eos_token_id if generation is not None else None,
+        model.config.eos_token_id,
+        tokenizer.eos_token_id,
+    ):
+        if isinstance(ids, int):
+            found.add(ids)
+        elif isinstance(ids, list):
+            found.update(ids)
+    return frozenset(found)
+
+
+def _line(error: BaseException) -> str:
+    text = error.args[0] if isinstance(error, KeyError) and error.args else error
+    return " ".join(str(text).split())[:300] or type(error).__name__
