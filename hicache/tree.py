@@ -51,9 +51,9 @@ class Claim(Protocol):
 class Residence:
     """Which pages of a node are in one tier."""
 
-    slots: "array[int]" = NO_SLOTS
+    slots: "array[int]" = field(default_factory=lambda: NO_SLOTS)
     """Slots of the leading pages that are resident. Replaced, never changed in place."""
-    incoming: "array[int]" = NO_SLOTS
+    incoming: "array[int]" = field(default_factory=lambda: NO_SLOTS)
     """Slots of the pages behind those, on their way; all of one operation."""
     holds: int = 0
     """Operations that read this copy: while there are any, none of it is freed."""
