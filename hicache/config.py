@@ -31,7 +31,7 @@ PrefetchPolicyName = Literal["best_effort", "wait_complete", "timeout"]
 
 
 def _check_size(text: str) -> str:
-    if text not in ("auto", "none"):
+    if text != "auto":
         try:
             Size.parse(text)
         except ConfigError as error:
@@ -39,8 +39,15 @@ def _check_size(text: str) -> str:
     return text
 
 
+def _check_size_or_none(text: str) -> str:
+    return text if text == "none" else _check_size(text)
+
+
 SizeText = Annotated[str, AfterValidator(_check_size)]
-"""``30000p`` pages, ``2M`` tokens, ``8GB`` bytes, ``auto`` or ``none``."""
+"""``30000p`` pages, ``2M`` tokens, ``8GB`` bytes, or ``auto``."""
+
+SizeOrNone = Annotated[str, AfterValidator(_check_size_or_none)]
+"""The same, or ``none``."""
 
 
 class Section(BaseModel):
@@ -66,7 +73,7 @@ class DeviceConfig(Section):
 class HostConfig(Section):
     """L2: pinned host memory."""
 
-    size: SizeText = "auto"
+    size: SizeOrNone = "auto"
     """Pages, tokens or bytes. auto: 1/4 of what the machine, or its cgroup, has free. none: no L2,
     and so no L3."""
     eviction: EvictionPolicyName = "lru"
@@ -173,41 +180,30 @@ class Config(Section):
 def load(
     path: Path | None = None,
     environ: Mapping[str, str] | None = None,
-    overrides: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, object] | None = None,
 ) -> Config:
     """Return the settings of a TOML file, the environment and flags, later ones winning.
 
     ``HICACHE_CACHE__HOST__SIZE=16GB`` sets ``cache.host.size``; ``overrides`` maps dotted names
-    to values. Raises ``ConfigError`` with one line that says which setting, where, and why.
+    to values, of which ``None`` sets nothing. Raises ``ConfigError`` with one line that says
+    which setting, where, and why.
     """
-    settings: dict[str, Any] = {}
+    settings = {} if path is None else _read(path)
     sources: dict[str, str] = {}
-    if path is not None:
-        try:
-            settings = tomllib.loads(path.read_text())
-        except OSError as error:
-            raise ConfigError(f"{path}: {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: {error}") from None
     for name, value in sorted((os.environ if environ is None else environ).items()):
         if name.startswith("HICACHE_"):
             dotted = name.removeprefix("HICACHE_").lower().replace("__", ".")
-            _set(settings, dotted, value)
+            _set(settings, dotted, value, source=name)
             sources[dotted] = name
-    for dotted, value in (overrides or {}).items():
-        if value is not None:
-            _set(settings, dotted, value)
+    for dotted, flag in (overrides or {}).items():
+        if flag is not None:
+            _set(settings, dotted, flag, source="command line")
             sources[dotted] = "command line"
     try:
         return Config.model_validate(settings)
     except ValidationError as error:
-        first = error.errors()[0]
-        dotted = ".".join(str(part) for part in first["loc"])
-        source = sources.get(dotted, str(path) if path else "settings")
-        message = first["msg"].removeprefix("Value error, ")
-        if first["type"] == "extra_forbidden":
-            message = "no such setting"
-        raise ConfigError(f"{source}: {dotted}: {message}") from None
+        dotted, why = _explain(error)
+        raise ConfigError(f"{_source(dotted, sources) or path}: {dotted}: {why}") from None
 
 
 def cache_directory(environ: Mapping[str, str] | None = None) -> Path:
@@ -216,10 +212,38 @@ def cache_directory(environ: Mapping[str, str] | None = None) -> Path:
     return (Path(home) if home else Path.home() / ".cache") / "hicache"
 
 
-def _set(settings: dict[str, Any], dotted: str, value: object) -> None:
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _set(settings: dict[str, Any], dotted: str, value: object, source: str) -> None:
     *tables, name = dotted.split(".")
     for table in tables:
         settings = settings.setdefault(table, {})
         if not isinstance(settings, dict):
-            raise ConfigError(f"{dotted}: {table} is a value, not a table")
+            raise ConfigError(f"{source}: {dotted}: {table} is a value, not a table")
     settings[name] = value
+
+
+def _explain(error: ValidationError) -> tuple[str, str]:
+    """Return the dotted name of the first setting that is wrong, and why."""
+    first = error.errors()[0]
+    why = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        why = "no such setting"
+    elif first["type"] == "model_type":
+        why = "is a table, not a value"
+    return ".".join(str(part) for part in first["loc"]), why
+
+
+def _source(dotted: str, sources: dict[str, str]) -> str | None:
+    """Return which variable or flag set a name, a table around it, or something inside it."""
+    for name, source in reversed(sources.items()):
+        if f"{name}.".startswith(f"{dotted}.") or dotted.startswith(f"{name}."):
+            return source
+    return None
