@@ -58,9 +58,7 @@ class EvictionOrder:
             self._num_nodes += 1
         residence.entry = entry = (self._rank(node), node)
         heappush(self._heap, entry)
-        if len(self._heap) > 2 * self._num_nodes + _SLACK:
-            self._heap = [e for e in self._heap if self._residence(e[1]).entry is e]
-            heapify(self._heap)
+        self._tidy()
 
     def discard(self, node: Node) -> None:
         """Take a node out, if it is in."""
@@ -68,14 +66,15 @@ class EvictionOrder:
         if residence.entry is not None:
             residence.entry = None
             self._num_nodes -= 1
+            self._tidy()
 
     def first(self) -> Node | None:
         """Return the node to evict next, which stays in the order; None where there is none."""
         heap, residence = self._heap, self._residence
         while heap:
-            entry = heap[0]
-            if residence(entry[1]).entry is entry:
-                return entry[1]
+            node = heap[0][1]
+            if residence(node).entry is heap[0]:
+                return node
             heappop(heap)
         return None
 
@@ -88,6 +87,12 @@ class EvictionOrder:
         live = [entry for entry in self._heap if self._is_live(entry)]
         assert len(live) == self._num_nodes
         assert len({id(node) for _, node in live}) == len(live)
+
+    def _tidy(self) -> None:
+        """Drop the places given up when they are more than half: O(1) a call, in the mean."""
+        if len(self._heap) > 2 * self._num_nodes + _SLACK:
+            self._heap = [entry for entry in self._heap if self._is_live(entry)]
+            heapify(self._heap)
 
     def _is_live(self, entry: tuple[Any, Node]) -> bool:
         return self._residence(entry[1]).entry is entry

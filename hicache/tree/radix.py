@@ -13,228 +13,21 @@ Invariants, asserted by ``HiRadixTree.check``:
 4. If a node has pages in L1, resident or on their way, its parent is whole in L1, likewise.
 5. ``leases`` of a node is at least the sum of its children's; a leased node is whole in L1.
 6. Each residence counts the children that have pages in its tier: 0 makes the node a leaf there.
-7. A claim that is filed with a node covers that node.
+7. A claim that is filed with a node covers that node; what is on its way, being stored or held
+   has one filed.
+8. Keys are known from the first page on: where a node has any, its parent has all of its own.
 """
 
 from array import array
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, Protocol
 
-from hicache.keys import KEY_NBYTES, TOKEN_NBYTES, NamespaceDigest, PageKey, PageRef, chain
-
-NO_SLOTS = array("i")
-"""Shared by all residences that hold nothing: never changed in place."""
-
-NO_CHILDREN: dict[bytes, "Node"] = {}
-"""Shared by all nodes without children: never changed in place."""
+from hicache.keys import KEY_NBYTES, TOKEN_NBYTES, NamespaceDigest
+from hicache.tree.match import Match, Partial
+from hicache.tree.node import NO_CHILDREN, NO_SLOTS, Node
 
 SORT_ABOVE = 8
 """Nodes with more children keep their first pages sorted, for partial matches by bisection."""
-
-
-class Claim(Protocol):
-    """Something that refers to nodes (an operation, a prefetch) and follows them when they split."""
-
-    def on_split(self, upper: "Node", lower: "Node") -> None:
-        """``lower`` has given its leading pages to its new parent ``upper``."""
-
-    def on_detach(self, node: "Node") -> None:
-        """``node`` has left the tree: what it can no longer lead to is to be given up."""
-
-    def covers(self, node: "Node") -> bool:
-        """Whether it refers to ``node``."""
-
-
-@dataclass(eq=False, slots=True)
-class Residence:
-    """Which pages of a node are in one tier."""
-
-    slots: "array[int]" = field(default_factory=lambda: NO_SLOTS)
-    """Slots of the leading pages that are resident. Replaced, never changed in place."""
-    incoming: "array[int]" = field(default_factory=lambda: NO_SLOTS)
-    """Slots of the pages behind those, on their way; all of one operation."""
-    holds: int = 0
-    """Operations that read this copy: while there are any, none of it is freed."""
-    children: int = 0
-    """Children of the node with pages here, resident or on their way."""
-    entry: Any = None
-    """The node's place in an eviction order, which alone knows what it means."""
-
-    @property
-    def num_pages(self) -> int:
-        """Pages here or on their way."""
-        return len(self.slots) + len(self.incoming)
-
-
-@dataclass(eq=False, slots=True)
-class Node:
-    """A run of pages that every sequence below it shares."""
-
-    tokens: bytes
-    """Token ids, packed, a whole number of pages."""
-    parent: "Node | None"
-    tree: "HiRadixTree"
-    start: int
-    """Pages before this node."""
-    num_pages: int
-    children: "dict[bytes, Node]" = field(default_factory=lambda: NO_CHILDREN)
-    """By the tokens of the child's first page."""
-    firsts: list[bytes] | None = None
-    """The keys of ``children``, sorted, beyond ``SORT_ABOVE`` of them."""
-    keys: bytes = b""
-    """Page keys of the leading pages whose keys have been asked for."""
-    device: Residence = field(default_factory=Residence)
-    host: Residence = field(default_factory=Residence)
-    stored: int = 0
-    """Leading pages that are believed to be in L3; healed by the first failed read."""
-    storing: int = 0
-    """Pages behind those that are being stored, all by one operation."""
-    leases: int = 0
-    """Requests that need this node in L1."""
-    uses: int = 0
-    """Every acquire."""
-    users: int = 0
-    """Distinct requests."""
-    last_user: int = -1
-    last_used: float = 0.0
-    created: float = 0.0
-    priority: int = 0
-    kept_until: float = 0.0
-    touched: float = 0.0
-    """When its records were last counted as used."""
-    claims: tuple[Claim, ...] = ()
-    """Operations and prefetches that refer to this node."""
-
-    @property
-    def end(self) -> int:
-        """Pages up to the end of this node."""
-        return self.start + self.num_pages
-
-    @property
-    def is_root(self) -> bool:
-        """Whether this is the empty node at the top of a tree."""
-        return self.parent is None
-
-    def __lt__(self, other: "Node") -> bool:
-        """Order equal ranks in an eviction order the same way in every run."""
-        return (self.tokens, self.start) < (other.tokens, other.start)
-
-    def __repr__(self) -> str:
-        return (
-            f"<Node {self.start}+{self.num_pages}p device={len(self.device.slots)}"
-            f"+{len(self.device.incoming)} host={len(self.host.slots)}+{len(self.host.incoming)} "
-            f"stored={self.stored}+{self.storing} leases={self.leases} "
-            f"holds={self.device.holds}/{self.host.holds} children={len(self.children)}>"
-        )
-
-    def path(self) -> "list[Node]":
-        """Return the nodes from below the root down to this one."""
-        nodes = []
-        node = self
-        while node.parent is not None:
-            nodes.append(node)
-            node = node.parent
-        nodes.reverse()
-        return nodes
-
-    def page(self, index: int) -> bytes:
-        """Return the tokens of one page of this node."""
-        nbytes = self.tree.page_nbytes
-        return self.tokens[index * nbytes : (index + 1) * nbytes]
-
-    def key(self, index: int) -> PageKey:
-        """Return the key of one page; computes those up to it that are not known yet."""
-        if len(self.keys) <= index * KEY_NBYTES:
-            self._complete_keys()
-        return PageKey(self.keys[index * KEY_NBYTES : (index + 1) * KEY_NBYTES])
-
-    def refs(self, first: int, last: int) -> list[PageRef]:
-        """Return what identifies the pages ``first`` to ``last - 1`` of this node."""
-        parent = self.parent_key() if first == 0 else self.key(first - 1)
-        refs = []
-        for index in range(first, last):
-            key = self.key(index)
-            refs.append(PageRef(key, parent, self.start + index, self.page(index)))
-            parent = key
-        return refs
-
-    def parent_key(self) -> bytes:
-        """Return the key of the page before this node, or the namespace digest."""
-        parent = self.parent
-        if parent is None or parent.parent is None:
-            return self.tree.namespace
-        return parent.key(parent.num_pages - 1)
-
-    def _complete_keys(self) -> None:
-        missing: list[Node] = []
-        node: Node | None = self
-        while node is not None and not node.is_root:
-            if len(node.keys) == node.num_pages * KEY_NBYTES:
-                break
-            missing.append(node)
-            node = node.parent
-        for node in reversed(missing):
-            known = len(node.keys) // KEY_NBYTES
-            parent = node.keys[-KEY_NBYTES:] or node.parent_key()
-            rest = node.tokens[known * self.tree.page_nbytes :]
-            node.keys += b"".join(chain(parent, rest, self.tree.page_nbytes))
-
-
-@dataclass(frozen=True, slots=True)
-class Partial:
-    """The page after a match agrees with the request for its first tokens only."""
-
-    node: Node
-    index: int
-    """Of the page within the node."""
-    num_tokens: int
-    """At least 1, less than a page."""
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """The longest prefix that the tree knows. Valid until the tree changes."""
-
-    node: Node
-    """The deepest node that it reaches; the root where nothing matches."""
-    num_pages: int
-    """Pages that match, in all; may end inside ``node``."""
-
-    @property
-    def inside(self) -> int:
-        """Pages of ``node`` that match."""
-        return self.num_pages - self.node.start
-
-    def tiers(self) -> "TierPages":
-        """Return how far the match reaches in each tier. O(nodes below the part in L1)."""
-        below: list[Node] = []
-        node = self.node
-        while node.parent is not None and not node.device.slots:
-            below.append(node)
-            node = node.parent
-        device = min(node.start + len(node.device.slots), self.num_pages)
-        if len(node.device.slots) < node.num_pages:
-            below.append(node)
-        host = stored = device
-        for node in reversed(below):
-            in_host = min(max(node.start + len(node.host.slots), device), self.num_pages)
-            if host >= node.start:
-                host = max(host, in_host)
-            reach = max(in_host, min(node.start + node.stored, self.num_pages))
-            if stored >= node.start:
-                stored = max(stored, reach)
-        return TierPages(device, host, stored)
-
-
-@dataclass(frozen=True, slots=True)
-class TierPages:
-    """Leading pages of a match that are at hand from a tier or a faster one; cumulative."""
-
-    device: int
-    host: int
-    storage: int
 
 
 class HiRadixTree:
@@ -358,8 +151,8 @@ class HiRadixTree:
         node.start, node.num_pages = node.start + num_pages, node.num_pages - num_pages
         node.stored -= upper.stored
         node.storing -= upper.storing
-        upper.device = _split_residence(node.device, num_pages)
-        upper.host = _split_residence(node.host, num_pages)
+        upper.device = node.device.split(num_pages)
+        upper.host = node.host.split(num_pages)
         parent.children[first] = upper  # in the place of node, under the same first page
         upper.children = {node.tokens[: self.page_nbytes]: node}
         for claim in upper.claims:
@@ -387,7 +180,10 @@ class HiRadixTree:
         )
 
     def merge(self, run: list[Node]) -> Node:
-        """Join a run of nodes, top first, each mergeable with the next; the last one stays."""
+        """Join a run of nodes, top first, each mergeable with the next; the last one stays.
+
+        The others leave the tree; an eviction order that has them is the caller's to mend.
+        """
         top, node = run[0], run[-1]
         parent = top.parent
         assert parent is not None
@@ -451,23 +247,49 @@ class HiRadixTree:
             parent.firsts = sorted(parent.children)
 
     def _agreeing_pages(self, node: Node, tokens: bytes, offset: int) -> int:
-        """Whole pages of a node that agree with ``tokens`` from ``offset`` on, by bisection.
+        """Return how many pages of a node agree with ``tokens`` from ``offset`` on, by bisection.
 
-        The first agrees, and not all do.
+        The first page agrees, and not all do.
         """
         page_nbytes = self.page_nbytes
         agreeing, differing = 1, node.num_pages
         while differing - agreeing > 1:
             middle = (agreeing + differing) // 2
             low, high = agreeing * page_nbytes, middle * page_nbytes
-            if tokens[offset + low : offset + high] == node.tokens[low:high]:
+            if tokens.startswith(node.tokens[low:high], offset + low):
                 agreeing = middle
             else:
                 differing = middle
-        low, high = agreeing * page_nbytes, differing * page_nbytes
-        if differing > agreeing and tokens[offset + low : offset + high] == node.tokens[low:high]:
-            agreeing = differing
         return agreeing
+
+    # ------------------------------------------------------------ leasing
+
+    def lease(self, node: Node) -> list[Node]:
+        """Add a request's lease to a node and all above it. O(nodes on the path).
+
+        Returns the nodes that had none before, deepest first: they can no longer be evicted.
+        """
+        newly_leased = []
+        while node.parent is not None:
+            if not node.leases:
+                newly_leased.append(node)
+            node.leases += 1
+            node = node.parent
+        return newly_leased
+
+    def unlease(self, node: Node) -> list[Node]:
+        """Take a request's lease from a node and all above it. O(nodes on the path).
+
+        Returns the nodes that have none any more, deepest first.
+        """
+        unleased = []
+        while node.parent is not None:
+            node.leases -= 1
+            assert node.leases >= 0
+            if not node.leases:
+                unleased.append(node)
+            node = node.parent
+        return unleased
 
     # ------------------------------------------------------------ checking
 
@@ -491,6 +313,7 @@ class HiRadixTree:
         assert node.start == parent.end
         assert len(node.keys) % KEY_NBYTES == 0
         assert len(node.keys) <= node.num_pages * KEY_NBYTES
+        assert not node.keys or len(parent.keys) == parent.num_pages * KEY_NBYTES
         reach = max(node.device.num_pages, node.host.num_pages, node.stored + node.storing)
         assert reach == node.num_pages, f"pages of {node} are nowhere, or too many"
         if node.device.num_pages and not parent.is_root:
@@ -498,6 +321,9 @@ class HiRadixTree:
         assert node.leases == 0 or node.device.num_pages == node.num_pages
         assert min(node.leases, node.device.holds, node.host.holds, node.stored) >= 0
         assert node.storing == 0 or node.host.holds > 0, f"stores from a free copy: {node}"
+        is_busy = node.device.incoming or node.host.incoming or node.storing
+        is_held = node.device.holds or node.host.holds
+        assert node.claims or not (is_busy or is_held), f"nobody claims {node}"
         for claim in node.claims:
             assert claim.covers(node)
 
@@ -521,19 +347,6 @@ def _agreeing_tokens(one: bytes, other: bytes) -> int:
     if difference == 0:
         return nbytes // TOKEN_NBYTES
     return ((difference & -difference).bit_length() - 1) // (8 * TOKEN_NBYTES)
-
-
-def _split_residence(lower: Residence, num_pages: int) -> Residence:
-    """Take the leading pages out of a residence as its node is cut; return theirs."""
-    slots, incoming = lower.slots, lower.incoming
-    resident = min(len(slots), num_pages)
-    upper = Residence(
-        slots[:num_pages] or NO_SLOTS, incoming[: num_pages - resident] or NO_SLOTS, lower.holds
-    )
-    lower.slots = slots[num_pages:] or NO_SLOTS
-    lower.incoming = incoming[num_pages - resident :] or NO_SLOTS
-    upper.children = int(lower.num_pages > 0)
-    return upper
 
 
 def _join(parts: "list[array[int]]") -> "array[int]":
