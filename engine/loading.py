@@ -148,7 +148,10 @@ def _load_weights(directory: Path, config: PreTrainedConfig, dtype: torch.dtype)
             use_safetensors=True,
         )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, AttributeError) as error:
-        raise ConfigError(f"engine.model: {directory}: {_line(error)}") from None
+        line = _line(error)
+        if attention.NAME in line:
+            line = "its attention cannot be replaced, so it cannot be run on pages"
+        raise ConfigError(f"engine.model: {directory}: {line}") from None
     assert isinstance(model, PreTrainedModel)
     return model
 
