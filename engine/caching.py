@@ -1,0 +1,206 @@
+"""What the engine asks of a cache: the calls of ``HiCache``, and who else answers them.
+
+The engine knows no more of the cache than this file. ``HiCache`` shares pages between requests
+and keeps them in three tiers; ``PrivatePages`` shares nothing. All calls but ``wait`` of a lease
+come from the step thread.
+"""
+
+import time
+from array import array
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from hicache.actions import HitTokens, Refuse, Wait
+from hicache.events import RequestId
+from hicache.keys import NamespaceDigest
+from hicache.namespace import Namespace
+
+
+class Lease(Protocol):
+    """A granted request's claim on its pages in L1."""
+
+    @property
+    def request(self) -> RequestId:
+        """Whose it is."""
+        ...
+
+    @property
+    def slots(self) -> "array[int]":
+        """The L1 slot of each of its pages, in order. Grows in place."""
+        ...
+
+    @property
+    def hit(self) -> HitTokens:
+        """What need not be computed: compute from token ``hit.total`` on."""
+        ...
+
+    @property
+    def num_committed_pages(self) -> int:
+        """How many leading pages the cache already knows."""
+        ...
+
+    @property
+    def num_valid_tokens(self) -> int:
+        """How many leading tokens have KV, after a revoke."""
+        ...
+
+    @property
+    def is_intact(self) -> bool:
+        """False where a load failed: what was computed from it is worth nothing."""
+        ...
+
+    def wait(self, layer: int) -> None:
+        """Return when this layer of what is being loaded may be read."""
+        ...
+
+
+class Polled(Protocol):
+    """What became of leases since the last poll."""
+
+    @property
+    def revoked(self) -> Sequence[Lease]:
+        """Those of which only ``num_valid_tokens`` are valid now."""
+        ...
+
+    @property
+    def preempted(self) -> Sequence[Lease]:
+        """Those that should be released, to make room for others."""
+        ...
+
+
+class Cache(Protocol):
+    """Pages of KV in L1, and whatever knows how to fill them without computing."""
+
+    @property
+    def device_pages(self) -> Tensor:
+        """L1, ``[N, *page_shape]``: the engine reads and writes KV here."""
+        ...
+
+    @property
+    def page_size(self) -> int:
+        """Tokens a page."""
+        ...
+
+    def open_namespace(self, namespace: Namespace) -> NamespaceDigest:
+        """Return its digest, under which requests are made from now on."""
+        ...
+
+    def match(self, namespace: NamespaceDigest, tokens: bytes) -> HitTokens:
+        """Return what a request for these tokens would hit now. Changes nothing."""
+        ...
+
+    def prefetch(
+        self,
+        request: RequestId,
+        namespace: NamespaceDigest,
+        tokens: bytes,
+        *,
+        max_hit_tokens: int,
+        priority: int = 0,
+    ) -> None:
+        """Announce a request, exactly once, so that its pages may be fetched ahead."""
+        ...
+
+    def acquire(self, request: RequestId, num_tokens_ahead: int) -> Lease | Wait | Refuse:
+        """Lease what it hits, with slots for that many tokens beyond, at most to their end."""
+        ...
+
+    def extend(self, lease: Lease, num_pages: int) -> bool:
+        """Make it ``num_pages`` slots in all; False: not now."""
+        ...
+
+    def commit(self, lease: Lease, tokens: bytes) -> None:
+        """Share the next pages after those committed: a whole number of pages, packed."""
+        ...
+
+    def release(self, request: RequestId) -> None:
+        """Give back all that a request has or waits for."""
+        ...
+
+    def poll(self) -> Polled:
+        """Take note of what has finished. Once a step; never blocks."""
+        ...
+
+    def measured(self, num_tokens: int, seconds: float) -> None:
+        """Say how long it took to compute so many prompt tokens."""
+        ...
+
+    def flush(self, timeout_s: float | None) -> None:
+        """Empty L1 and L2, once what they hold is written down or the time is over."""
+        ...
+
+    def wait_for_progress(self, timeout_s: float) -> None:
+        """Sleep until there may be something to poll."""
+        ...
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """Write down what is dirty, and end all threads."""
+        ...
+
+
+class TimedCache:
+    """A cache that adds up what its calls cost the step thread."""
+
+    def __init__(self, cache: Cache) -> None:
+        self.cache = cache
+        self.seconds = 0.0
+        """CPU time of this thread inside ``match``, ``prefetch``, ``acquire``, ``extend``,
+        ``commit``, ``release`` and ``poll``."""
+
+    def match(self, namespace: NamespaceDigest, tokens: bytes) -> HitTokens:
+        """As the cache's."""
+        started = time.thread_time()
+        hit = self.cache.match(namespace, tokens)
+        self.seconds += time.thread_time() - started
+        return hit
+
+    def prefetch(
+        self,
+        request: RequestId,
+        namespace: NamespaceDigest,
+        tokens: bytes,
+        *,
+        max_hit_tokens: int,
+        priority: int = 0,
+    ) -> None:
+        """As the cache's."""
+        started = time.thread_time()
+        self.cache.prefetch(
+            request, namespace, tokens, max_hit_tokens=max_hit_tokens, priority=priority
+        )
+        self.seconds += time.thread_time() - started
+
+    def acquire(self, request: RequestId, num_tokens_ahead: int) -> Lease | Wait | Refuse:
+        """As the cache's."""
+        started = time.thread_time()
+        answer = self.cache.acquire(request, num_tokens_ahead)
+        self.seconds += time.thread_time() - started
+        return answer
+
+    def extend(self, lease: Lease, num_pages: int) -> bool:
+        """As the cache's."""
+        started = time.thread_time()
+        has_grown = self.cache.extend(lease, num_pages)
+        self.seconds += time.thread_time() - started
+        return has_grown
+
+    def commit(self, lease: Lease, tokens: bytes) -> None:
+        """As the cache's."""
+        started = time.thread_time()
+        self.cache.commit(lease, tokens)
+        self.seconds += time.thread_time() - started
+
+    def release(self, request: RequestId) -> None:
+        """As the cache's."""
+        started = time.thread_time()
+        self.cache.release(request)
+        self.seconds += time.thread_time() - started
+
+    def poll(self) -> Polled:
+        """As the cache's."""
+        started = time.thread_time()
+        polled = self.cache.poll()
+        self.seconds += time.thread_time() - started
+        return polled
