@@ -36,7 +36,7 @@ lint: $(VENV)/linters ## ruff, mypy, pyright, import-linter
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	PATH="$(CURDIR)/$(BIN):$$PATH" PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 
 format: $(VENV)/linters ## put the code into its one shape
 	$(BIN)/ruff check --fix
