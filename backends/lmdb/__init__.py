@@ -1,0 +1,184 @@
+"""The default backend: an LMDB index and append-only segment files, on a local disk.
+
+Payloads are read by ``preadv`` straight into pages and written by ``pwritev``; no payload is
+mapped into memory, since a mapped file that somebody cuts short kills the process. Nothing is
+synced: a crash of the process loses nothing, a power cut may lose the last records, and each
+one that it tears is found out by its frame or by ``PageStore``.
+
+=============  ==================================================================
+hicache-store  which kind of store this is, and of which version
+lock           held shared by each process that has the store open
+index          LMDB: key -> segment, offset, length, page number, stamp
+segments/      records behind their frames; each file is written by one process
+=============  ==================================================================
+
+Several processes may have a store open, one ``LmdbBackend`` each.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import ClassVar, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import Buffer
+
+from hicache.backends.lmdb.index import IndexLost, Snapshot
+from hicache.backends.lmdb.store import LEAST_NBYTES, Store, storage_errors
+from hicache.disk.directory import default_budget
+from hicache.disk.threads import Threads
+from hicache.errors import ConfigError, StorageUnavailable
+from hicache.keys import PageKey
+from hicache.storage import BackendOptions, StorageBackend, StorageStats
+
+T = TypeVar("T")
+
+_SCAN_BATCH = 512
+_MOST_READERS = 4
+
+
+class LmdbBackend(StorageBackend):
+    """A store in a directory of a local disk, shared by the processes of one machine."""
+
+    evicts_itself: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        path: Path,
+        budget_nbytes: int | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """``budget_nbytes`` bounds the sizes of all its files together, index included; by
+        default half of what is free, at most 64 GB. ``clock`` gives seconds since 1970."""
+        if budget_nbytes is not None and budget_nbytes < LEAST_NBYTES:
+            raise ConfigError(f"{path}: a store needs {LEAST_NBYTES >> 20} MiB or more")
+        self._path = path
+        self._budget_nbytes = budget_nbytes
+        self._clock = clock
+        self._store: Store | None = None
+        self._is_lost = False
+        self._opening = asyncio.Lock()
+        self._num_reads = 0
+        self._writer: Threads | None = None
+        self._readers: Threads | None = None
+
+    @classmethod
+    def create(
+        cls, options: BackendOptions, *, path: Path | None, budget_nbytes: int | None
+    ) -> Self:
+        if path is None:
+            raise ConfigError("the lmdb backend needs a path")
+        return cls(path, budget_nbytes)
+
+    async def open(self, pool: Sequence[memoryview]) -> None:
+        assert self._writer is None, "opened twice"
+        self._writer = Threads("hicache-lmdb-writer", 1)
+        self._readers = Threads("hicache-lmdb-reader", min(os.cpu_count() or 1, _MOST_READERS))
+        try:
+            self._store = await self._writer.run(self._open)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        writer, readers, store = self._writer, self._readers, self._store
+        self._writer = self._readers = self._store = None
+        if readers is not None:
+            readers.close()
+        if writer is not None:
+            if store is not None:
+                await writer.run(store.close)
+            writer.close()
+
+    async def get(
+        self, keys: Sequence[PageKey], into: Sequence[Sequence[memoryview]]
+    ) -> list[int | None]:
+        return await self._read(lambda store, threads: store.get(keys, into, threads))
+
+    async def put(self, items: Sequence[tuple[PageKey, Sequence[Buffer]]]) -> list[bool]:
+        return await self._write(lambda store: store.put(items))
+
+    async def contains(self, keys: Sequence[PageKey]) -> list[bool]:
+        return await self._read(lambda store, threads: store.contains(keys))
+
+    async def delete(self, keys: Sequence[PageKey]) -> None:
+        await self._write(lambda store: store.delete(keys))
+
+    async def touch(self, keys: Sequence[PageKey]) -> None:
+        await self._write(lambda store: store.touch(keys))
+
+    async def scan(self, header_nbytes: int) -> AsyncIterator[tuple[PageKey, bytes]]:
+        """Yield records in the order in which they lie on disk: parents mostly come first."""
+        snapshot, order = await self._read(lambda store, threads: store.snapshot())
+        for start in range(0, len(order), _SCAN_BATCH):
+            batch = order[start : start + _SCAN_BATCH]
+            found = await self._read(_headers(snapshot, batch, header_nbytes))
+            for key, header in found:
+                yield key, header
+
+    async def stats(self) -> StorageStats:
+        return await self._read(lambda store, threads: store.stats())
+
+    def _open(self) -> Store:
+        with storage_errors(self._path):
+            budget_nbytes = self._budget_nbytes or default_budget(self._path)
+            return Store(self._path, budget_nbytes, self._clock)
+
+    async def _read(self, call: Callable[[Store, Threads], T]) -> T:
+        """Call the store in a reader thread."""
+        readers = self._readers
+        if readers is None:
+            raise StorageUnavailable(f"{self._path}: not open")
+        store = await self._live()
+        self._num_reads += 1
+        try:
+            return await readers.run(self._guarded, lambda: call(store, readers))
+        finally:
+            self._num_reads -= 1
+
+    async def _write(self, call: Callable[[Store], T]) -> T:
+        """Call the store in the writer thread, unless its directory has gone."""
+        writer = self._writer
+        if writer is None:
+            raise StorageUnavailable(f"{self._path}: not open")
+        store = await self._live()
+
+        def write() -> T:
+            store.check_in_place()
+            return call(store)
+
+        return await writer.run(self._guarded, write)
+
+    def _guarded(self, call: Callable[[], T]) -> T:
+        try:
+            with storage_errors(self._path):
+                return call()
+        except IndexLost:
+            self._is_lost = True
+            raise
+
+    async def _live(self) -> Store:
+        """Return the store; open it anew if it was lost and nobody reads the old one."""
+        async with self._opening:
+            if self._is_lost and self._num_reads == 0 and self._writer is not None:
+                self._store = await self._writer.run(self._reopen)
+                self._is_lost = False
+            if self._store is None or self._is_lost:
+                raise StorageUnavailable(f"{self._path}: the store is not open")
+            return self._store
+
+    def _reopen(self) -> Store:
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
+        return self._open()
+
+
+def _headers(
+    snapshot: Snapshot, positions: NDArray[np.intp], nbytes: int
+) -> Callable[[Store, Threads], list[tuple[PageKey, bytes]]]:
+    return lambda store, threads: store.headers(snapshot, positions, nbytes, threads)
