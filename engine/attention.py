@@ -48,6 +48,7 @@ class Attention(Protocol):
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, traits: Traits
     ) -> Tensor:
         """Return ``[T, H * G, D]`` of ``query [H * G, T, D]``, ``key`` and ``value [H, T, D]``."""
+        ...
 
 
 def paged_attention(

@@ -4,6 +4,7 @@ import json
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
@@ -47,7 +48,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         check_config(directory.name, hf_config)
         dtype = _dtype(config.dtype, device, hf_config)
         tokenizer = _load_tokenizer(directory)
-        model = _load_weights(directory, hf_config, dtype).to(device).eval().requires_grad_(False)
+        model = _load_weights(directory, hf_config, dtype, device)
     text_config = hf_config.get_text_config(decoder=True)
     loaded = LoadedModel(
         name=config.model if config.model == smollm2.NAME else directory.resolve().name,
@@ -136,9 +137,11 @@ def _load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _load_weights(directory: Path, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+def _load_weights(
+    directory: Path, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device
+) -> PreTrainedModel:
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             directory,
             config=config,
             dtype=dtype,
@@ -147,6 +150,7 @@ def _load_weights(directory: Path, config: PreTrainedConfig, dtype: torch.dtype)
             trust_remote_code=False,
             use_safetensors=True,
         )
+        model.to(device).eval().requires_grad_(False)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, AttributeError) as error:
         line = _line(error)
         if attention.NAME in line:
@@ -169,17 +173,12 @@ def _context_tokens(config: EngineConfig, text_config: PreTrainedConfig) -> int:
 
 def _eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Return every token that ends a text: the generation config may name several."""
-    generation = model.generation_config
     found: set[int] = set()
-    for ids in (
-        generation.eos_token_id if generation is not None else None,
-        model.config.eos_token_id,
-        tokenizer.eos_token_id,
-    ):
-        if isinstance(ids, int):
-            found.add(ids)
-        elif isinstance(ids, list):
-            found.update(ids)
+    for source in (model.generation_config, model.config, tokenizer):
+        ids: object = getattr(source, "eos_token_id", None)
+        for token_id in ids if isinstance(ids, list) else [ids]:
+            if isinstance(token_id, int):
+                found.add(token_id)
     return frozenset(found)
 
 

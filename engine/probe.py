@@ -7,6 +7,7 @@ silence, so each is looked for here and refused in one line.
 
 import time
 from array import array
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -86,7 +87,7 @@ def observe(name: str, model: PreTrainedModel) -> KVShape:
     num_kv_heads, key_dim, value_dim = shapes.pop()
     if key_dim != value_dim:
         raise ConfigError(
-            f"{name}: keys ({key_dim}) and values ({value_dim}) differ in size, which is not supported"
+            f"{name}: keys ({key_dim}) and values ({value_dim}) differ in size; it cannot be run"
         )
     return KVShape(num_layers, num_kv_heads, key_dim)
 
@@ -109,8 +110,8 @@ def check_model(loaded: LoadedModel) -> float:
         off = float((logits - expected).pow(2).mean().sqrt() / spread)
         if not off <= _TOLERANCE[loaded.dtype]:
             raise ConfigError(
-                f"{loaded.name}: computed on pages {where} its logits are off by {off:.2g} of their "
-                f"spread; it cannot be run"
+                f"{loaded.name}: computed on pages {where} its logits are off by {off:.2g} of "
+                f"their spread; it cannot be run"
             )
     started = time.perf_counter()
     _paged_logits(loaded, ids, (0, _RATE_TOKENS))
@@ -140,6 +141,6 @@ def _paged_logits(loaded: LoadedModel, tokens: list[int], cuts: tuple[int, ...])
     runner = ModelRunner(loaded, pages)
     slots = array("i", range(num_pages, 0, -1))
     logits = torch.empty(0)
-    for start, end in zip(cuts, cuts[1:], strict=False):
+    for start, end in pairwise(cuts):
         logits = runner.forward(Batch([SequenceSlice(tokens[start:end], start, slots)]))
     return logits

@@ -7,11 +7,15 @@ enters: the same seed and the same logits give the same token, whoever else is i
 import math
 import random
 from collections.abc import Sequence
+from typing import Any
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from hicache.engine.outputs import SamplingParams
+
+Numbers = np.ndarray[tuple[int, ...], np.dtype[np.floating[Any]]]
+Indices = np.ndarray[tuple[int, ...], np.dtype[np.intp]]
 
 _SHORTLIST = 1024
 """Tokens that top_p looks at before it sorts the whole vocabulary."""
@@ -35,59 +39,64 @@ class Sampler:
         return self._random.random()
 
 
-@torch.inference_mode()
 def sample(logits: Tensor, samplers: Sequence[Sampler]) -> list[int]:
     """Return one token for each row of ``logits``, float32 ``[sequences, vocabulary]``.
 
-    Of equal logits greedy takes the lowest token. -1 where a row is not a number anywhere: the
+    Of equal logits greedy takes the lowest token. -1 where a row's best is not a number: the
     model overflowed, and there is no next token.
     """
     assert len(logits) == len(samplers)
     best, greedy = logits.max(dim=-1)
     tokens: list[int] = greedy.tolist()
-    if not all(sampler.is_greedy for sampler in samplers):
-        logits = logits.cpu()  # once for all: choosing asks for many single numbers
+    # Drawing is done on the CPU, in NumPy: it asks for many single numbers, and sorts.
+    rows = None if all(sampler.is_greedy for sampler in samplers) else logits.cpu().numpy()
     for row, (top, sampler) in enumerate(zip(best.tolist(), samplers, strict=True)):
         if not math.isfinite(top):
             tokens[row] = -1
-        elif not sampler.is_greedy:
-            tokens[row] = _choose(logits[row], sampler)
+        elif rows is not None and not sampler.is_greedy:
+            tokens[row] = _choose(rows[row], sampler)
     return tokens
 
 
-def _choose(logits: Tensor, sampler: Sampler) -> int:
+def _choose(logits: Numbers, sampler: Sampler) -> int:
     """Draw one token: temperature, then top_k, then top_p of what is left."""
-    params = sampler.params
-    point = sampler.draw()
-    vocabulary = logits.shape[0]
+    params, point = sampler.params, sampler.draw()
     # In float64: a sum over a vocabulary in float32 is off by more than a rare token has.
-    logits = (logits.double() - logits.max()) / params.temperature
-    if 0 < params.top_k < vocabulary:
-        logits, ids = logits.topk(params.top_k)
-        return int(ids[_place(_nucleus(logits.exp(), params.top_p), point)])
-    weights = logits.exp()
+    weights = np.exp((logits - logits.max()).astype(np.float64) / params.temperature)
+    if 0 < params.top_k < len(weights):
+        ids = _largest(weights, params.top_k)
+        return int(ids[_place(_nucleus(weights[ids], params.top_p), point)])
     if params.top_p >= 1:
         return _place(weights, point)
     total = float(weights.sum())
-    first, ids = weights.topk(min(_SHORTLIST, vocabulary))
-    if float(first.sum()) < params.top_p * total:
-        first, ids = weights.sort(descending=True, stable=True)
-    return int(ids[_place(_nucleus(first, params.top_p, total), point)])
+    count = _SHORTLIST
+    while weights[ids := _largest(weights, count)].sum() < params.top_p * total:
+        if count >= len(weights):
+            break
+        count *= 8
+    return int(ids[_place(_nucleus(weights[ids], params.top_p, total), point)])
 
 
-def _nucleus(weights: Tensor, top_p: float, total: float | None = None) -> Tensor:
+def _largest(weights: Numbers, count: int) -> Indices:
+    """Return the indices of the largest weights, largest first; of equal ones the lower first."""
+    if count >= len(weights):
+        return np.argsort(-weights, kind="stable")
+    ids = np.sort(np.argpartition(weights, -count)[-count:])
+    return ids[np.argsort(-weights[ids], kind="stable")]
+
+
+def _nucleus(weights: Numbers, top_p: float, total: float | None = None) -> Numbers:
     """Return the fewest weights, largest first, that are ``top_p`` of all; at least one."""
     if top_p >= 1:
         return weights
-    sums = weights.cumsum(0)
+    sums = weights.cumsum()
     wanted = top_p * (float(sums[-1]) if total is None else total)
-    num_kept = int(torch.searchsorted(sums, wanted)) + 1
-    return weights[:num_kept]
+    return weights[: int(np.searchsorted(sums, wanted)) + 1]
 
 
-def _place(weights: Tensor, point: float) -> int:
+def _place(weights: Numbers, point: float) -> int:
     """Return the index whose share of the weights contains ``point``; never one of weight 0."""
-    sums = weights.cumsum(0)
-    index = int(torch.searchsorted(sums, point * float(sums[-1]), right=True))
+    sums = weights.cumsum()
+    index = int(np.searchsorted(sums, point * sums[-1], side="right"))
     # Rounding can push the point onto the total.
-    return min(index, int(torch.searchsorted(sums, float(sums[-1]))))
+    return min(index, int(np.searchsorted(sums, sums[-1])))

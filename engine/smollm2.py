@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -87,7 +88,7 @@ def _write(gguf: Path, made: Path) -> None:
             gguf.parent, gguf_file=gguf.name, local_files_only=True
         )
         tokenizer.save_pretrained(made)
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             gguf.parent, gguf_file=gguf.name, dtype=torch.float32, local_files_only=True
         )
         # The weights are not quantised any more, and must not be written down as if they were.

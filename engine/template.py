@@ -1,6 +1,8 @@
 """Chats as tokens: the template that a model brings along."""
 
+import inspect
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -27,6 +29,8 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
+        self._apply: Any = tokenizer.apply_chat_template
+        self._reserved = frozenset(inspect.signature(self._apply).parameters)
         self.drops_reasoning = False
         """Whether a turn's reasoning is missing when that turn has become history."""
         self.reasoning_ids: tuple[int, ...] = ()
@@ -48,8 +52,8 @@ class ChatTemplate:
     ) -> list[int]:
         """Return the tokens of a chat.
 
-        ``options`` are the template's own (``enable_thinking``). Raises ``InputError`` where the
-        model has no template or the template refuses the messages.
+        ``options`` are the template's own variables (``enable_thinking``). Raises ``InputError``
+        where the model has no template or the template refuses the messages.
         """
         text = self.render_text(messages, tools, add_generation_prompt, options)
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
@@ -67,8 +71,10 @@ class ChatTemplate:
             raise InputError("the model has no chat template: send a prompt, not messages")
         if not messages:
             raise InputError("messages: there are none")
+        if taken := sorted(self._reserved & set(options or ())):
+            raise InputError(f"no variable of a chat template: {', '.join(taken)}")
         try:
-            text = self._tokenizer.apply_chat_template(
+            text = self._apply(
                 [_flat(message) for message in messages],
                 tools=None if not tools else [dict(tool) for tool in tools],
                 add_generation_prompt=add_generation_prompt,

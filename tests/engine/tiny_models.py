@@ -6,6 +6,8 @@
     settled nonsense: its logits have no near-ties.
 ``tiny_model(tmp_path, "llama", dtype="float32")``
     the same, loaded.
+``load_own(loaded)``
+    the same model as HF runs it, to compare with.
 ``tiny_tokenizer()``
     its tokenizer: bytes as tokens, and a few merges, so that one character can be several tokens;
     ``<|im_start|>``, ``<|im_end|>`` (the end of a text), and a chat template like SmolLM2's.
@@ -131,7 +133,7 @@ UNSUPPORTED = tuple(_REFUSED)
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
     """Return a byte-level tokenizer with a chat template, ``VOCABULARY`` tokens at most."""
-    tokenizer = Tokenizer(models.BPE())
+    tokenizer: Any = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -141,7 +143,8 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator([_TEXT], trainer)
-    return PreTrainedTokenizerFast(
+    make: Any = PreTrainedTokenizerFast
+    made = make(
         tokenizer_object=tokenizer,
         bos_token="<|im_start|>",
         eos_token="<|im_end|>",
@@ -149,6 +152,8 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
         chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
     )
+    assert isinstance(made, PreTrainedTokenizerFast)
+    return made
 
 
 def tiny_hf_model(kind: str = "llama", **overrides: object) -> PreTrainedModel:
@@ -158,9 +163,23 @@ def tiny_hf_model(kind: str = "llama", **overrides: object) -> PreTrainedModel:
     config = AutoConfig.for_model(kind, **{**own, **special, **overrides})
     with quiet_transformers(), torch.random.fork_rng(devices=()):
         torch.manual_seed(20)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        auto: Any = AutoModelForCausalLM
+        model = auto.from_config(config, dtype=torch.float32).eval()
     assert isinstance(model, PreTrainedModel)
-    return model.eval()
+    return model
+
+
+def load_own(loaded: LoadedModel) -> PreTrainedModel:
+    """Return the same model with HF's own attention.
+
+    From the same file: where weights lie in memory decides about last bits of a product.
+    """
+    with quiet_transformers():
+        model = AutoModelForCausalLM.from_pretrained(
+            loaded.directory, dtype=loaded.dtype, local_files_only=True
+        )
+    assert isinstance(model, PreTrainedModel)
+    return model
 
 
 def tiny_model_dir(directory: Path, kind: str = "llama", **overrides: object) -> Path:
