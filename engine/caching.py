@@ -7,14 +7,16 @@ come from the step thread.
 
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
 
 from hicache.actions import HitTokens, Refuse, Wait
+from hicache.config import CacheConfig
 from hicache.events import RequestId
 from hicache.keys import NamespaceDigest
+from hicache.layout import KVLayout
 from hicache.namespace import Namespace
 
 
@@ -138,6 +140,10 @@ class Cache(Protocol):
     def close(self, timeout_s: float = 30.0) -> None:
         """Write down what is dirty, and end all threads."""
         ...
+
+
+OpenCache = Callable[[KVLayout, CacheConfig, str], Cache]
+"""Makes a cache: of that layout, with those settings, L1 on that device."""
 
 
 class TimedCache:

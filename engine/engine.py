@@ -10,7 +10,7 @@ import threading
 import time
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -20,13 +20,14 @@ from typing import Self
 
 import torch
 
-from hicache.config import CacheConfig, Config
-from hicache.engine.caching import Cache
+from hicache.config import Config
+from hicache.engine.caching import OpenCache
 from hicache.engine.counters import Counters
 from hicache.engine.detokenizing import Detokenizer
 from hicache.engine.generation import Generation
 from hicache.engine.loading import load_model
 from hicache.engine.model import LoadedModel
+from hicache.engine.opening import open_hicache
 from hicache.engine.outputs import SamplingParams
 from hicache.engine.requests import Request
 from hicache.engine.runner import ModelRunner
@@ -34,14 +35,9 @@ from hicache.engine.sampling import Sampler
 from hicache.engine.scheduler import Scheduler
 from hicache.engine.stepping import Stepper
 from hicache.engine.stopping import Answer
-from hicache.engine.uncached import PrivatePages
 from hicache.errors import HiCacheError, InputError
 from hicache.events import RequestId
 from hicache.keys import NamespaceDigest
-from hicache.layout import KVLayout
-
-OpenCache = Callable[[KVLayout, CacheConfig, str], Cache]
-"""Makes the cache: of that layout, with those settings, L1 on that device."""
 
 MAX_NAMESPACES = 10_000
 """Salts whose digest is remembered; a forgotten one is only opened again."""
@@ -79,7 +75,7 @@ class Engine:
         config: Config,
         model: LoadedModel | None = None,
         *,
-        open_cache: OpenCache = PrivatePages.open,
+        open_cache: OpenCache = open_hicache,
     ) -> None:
         """Load the model, unless one is given, open the cache and start.
 
@@ -91,8 +87,8 @@ class Engine:
         self.tokenizer = self.model.tokenizer
         self.context_tokens = self.model.context_tokens
         self.page_size = config.cache.page_size
-        self._layout = self.model.layout_for(self.page_size)
-        self.cache = open_cache(self._layout, config.cache, str(self.model.device))
+        self.layout = self.model.layout_for(self.page_size)
+        self.cache = open_cache(self.layout, config.cache, str(self.model.device))
         self.num_device_pages = len(self.cache.device_pages)
         self._namespaces: OrderedDict[str | None, NamespaceDigest] = OrderedDict()
         self._stepper = self._make_stepper()
@@ -198,6 +194,11 @@ class Engine:
         self._thread.join()
 
     @property
+    def is_alive(self) -> bool:
+        """Whether it takes requests."""
+        return self._thread.is_alive() and not self._is_closing
+
+    @property
     def counters(self) -> Counters:
         """Totals so far; written by the step thread."""
         return self._stepper.counters
@@ -228,7 +229,7 @@ class Engine:
         return {
             "model": self.model_name,
             "device": str(self.model.device),
-            "dtype": self._layout.dtype,
+            "dtype": self.layout.dtype,
             "page_size": self.page_size,
             "context_tokens": self.context_tokens,
             "max_total_num_tokens": self.num_device_pages * self.page_size,
@@ -348,7 +349,7 @@ class Engine:
     def _namespace(self, salt: str | None) -> NamespaceDigest:
         digest = self._namespaces.get(salt)
         if digest is None:
-            digest = self.cache.open_namespace(self.model.namespace(self._layout, salt))
+            digest = self.cache.open_namespace(self.model.namespace(self.layout, salt))
             self._namespaces[salt] = digest
             if len(self._namespaces) > MAX_NAMESPACES:
                 self._namespaces.popitem(last=False)

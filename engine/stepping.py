@@ -196,10 +196,9 @@ class Stepper:
     def _admit(self, budget: int) -> Iterator[Work]:
         """Yield the first work of waiting requests that the cache lets run."""
         num_full = 0
-        if budget <= 0 or not self.scheduler.has_room or not self.scheduler.waiting:
-            return
-        for request in self.scheduler.waiting_order(self._match):
-            if budget <= 0 or not self.scheduler.has_room or num_full >= MAX_FULL:
+        candidates = self.scheduler.waiting_order(self._match) if self._can_admit(budget) else []
+        for request in candidates:
+            if not self._can_admit(budget) or num_full >= MAX_FULL:
                 return
             if self.scheduler.should_defer(request):
                 continue
@@ -240,6 +239,9 @@ class Stepper:
             self._say(request, token_id)
 
     # ------------------------------------------------------------ parts of a step
+
+    def _can_admit(self, budget: int) -> bool:
+        return budget > 0 and self.scheduler.has_room
 
     def _match(self, request: Request) -> int:
         return self.cache.match(request.namespace, request.packed).total

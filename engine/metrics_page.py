@@ -1,0 +1,92 @@
+"""``/metrics``: what the engine counts, in Prometheus's text form.
+
+Nothing is counted here: a scrape reads the engine's own totals, at the cost of a scrape only.
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from hicache.engine.counters import Histogram
+from hicache.engine.engine import Engine
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class EngineCollector(Collector):
+    """The totals of one engine, as they are when scraped."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric."""
+        yield from self._tokens()
+        yield from self._requests()
+        yield from self._time()
+
+    def _tokens(self) -> Iterator[Metric]:
+        counters = self._engine.counters
+        yield _counters("hit_tokens", "Prompt tokens not computed", "tier", counters.hit_tokens)
+        yield _counter("prompt_tokens", "Of requests that have begun", counters.num_prompt_tokens)
+        yield _counter("computed_tokens", "Prompt tokens computed", counters.num_computed_tokens)
+        yield _counter("output_tokens", "Tokens generated", counters.num_output_tokens)
+
+    def _requests(self) -> Iterator[Metric]:
+        engine, counters = self._engine, self._engine.counters
+        yield _gauge("waiting_requests", "Requests that do not run yet", engine.num_waiting)
+        yield _gauge("running_requests", "Requests that hold L1 pages", engine.num_running)
+        yield _counters("finished_requests", "Requests that ended", "reason", counters.finished)
+        yield _counter("preempted_requests", "Requests that gave way", counters.num_preemptions)
+        yield _counter("revoked_leases", "Leases of which a load failed", counters.num_revoked)
+
+    def _time(self) -> Iterator[Metric]:
+        engine, counters = self._engine, self._engine.counters
+        yield _counter("steps", "Steps that computed something", counters.num_steps)
+        yield _counter("failed_steps", "Steps that raised", counters.num_failed_steps)
+        yield _counter("step_seconds", "Wall clock in steps", counters.step_seconds)
+        yield _counter("cache_seconds", "CPU time in calls of the cache", engine.cache_seconds)
+        name, text = "hicache_time_to_first_token_seconds", "By the slowest tier that was hit"
+        family = HistogramMetricFamily(name, text, labels=["tier"])
+        for tier, histogram in counters.first_token_s.items():
+            family.add_metric([tier], _buckets(histogram), histogram.sum_s)
+        yield family
+
+
+def render(engine: Engine) -> bytes:
+    """Return the page."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(EngineCollector(engine))
+    return generate_latest(registry)
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(f"hicache_{name}", text, value=value)
+
+
+def _counters(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = CounterMetricFamily(f"hicache_{name}", text, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], value)
+    return family
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"hicache_{name}", text, value=value)
+
+
+def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
+    """Return cumulative counts by upper bound."""
+    bounds = [*map(str, histogram.bounds_s), "+Inf"]
+    return [
+        (bound, float(count))
+        for bound, count in zip(bounds, accumulate(histogram.counts), strict=True)
+    ]

@@ -1,0 +1,154 @@
+"""What OpenAI's clients send, as far as it changes what is generated.
+
+Fields that are unknown are ignored, as everybody does; known ones that we cannot honour are
+refused where they ask for something, because an answer without it would be wrong.
+"""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from hicache.engine.outputs import SamplingParams
+from hicache.errors import InputError
+
+
+class Unsupported(InputError):
+    """A parameter that we know and cannot honour."""
+
+    def __init__(self, param: str, why: str) -> None:
+        super().__init__(f"{param}: {why}")
+        self.param = param
+
+
+class Body(BaseModel):
+    """JSON with exact types: a string is no number."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class StreamOptions(Body):
+    """How to stream."""
+
+    include_usage: bool = False
+
+
+class Message(Body):
+    """One turn of a chat; the template reads whatever else is in it."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    role: str
+    content: str | list[dict[str, object]] | None = None
+
+
+class GenerationBody(Body):
+    """What chats and plain completions have in common."""
+
+    model: str | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    """An extension; 0 and -1 are off."""
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    """An extension."""
+    ignore_eos: bool = False
+    """An extension."""
+    cache_salt: str | None = None
+    """An extension: only requests with the same salt share KV."""
+    priority: int = 0
+    """An extension: larger is sooner."""
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    n: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+
+    def check(self) -> None:
+        """Raise ``Unsupported`` for what cannot be honoured."""
+        if self.n not in (None, 1):
+            raise Unsupported("n", "only 1 is supported")
+        for name in ("frequency_penalty", "presence_penalty", "logit_bias"):
+            if getattr(self, name):
+                raise Unsupported(name, "is not supported")
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with a chunk about usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def limit(self) -> int | None:
+        """How many tokens were asked for."""
+        return self.max_tokens
+
+    def params(self, max_tokens: int) -> SamplingParams:
+        """Return how to sample; ``max_tokens`` where none is asked for."""
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return SamplingParams(
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            top_k=max(0, self.top_k or 0),
+            seed=self.seed,
+            max_tokens=self.limit or max_tokens,
+            stop=tuple(text for text in stop if text),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=self.ignore_eos,
+        )
+
+
+class ChatBody(GenerationBody):
+    """``POST /v1/chat/completions``."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    tools: list[dict[str, object]] | None = None
+    chat_template_kwargs: dict[str, object] | None = None
+    """An extension: options of the model's own template."""
+    logprobs: bool | None = None
+    response_format: dict[str, object] | None = None
+
+    def check(self) -> None:
+        """Raise ``Unsupported`` for what cannot be honoured."""
+        super().check()
+        if self.logprobs:
+            raise Unsupported("logprobs", "is not supported")
+        if self.response_format and self.response_format.get("type") != "text":
+            raise Unsupported("response_format", "only text is supported")
+
+    @property
+    def limit(self) -> int | None:
+        """How many tokens were asked for."""
+        return self.max_completion_tokens or self.max_tokens
+
+
+class CompletionBody(GenerationBody):
+    """``POST /v1/completions``."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    logprobs: int | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+
+    def check(self) -> None:
+        """Raise ``Unsupported`` for what cannot be honoured."""
+        super().check()
+        for name in ("logprobs", "echo", "suffix"):
+            if getattr(self, name):
+                raise Unsupported(name, "is not supported")
+        if self.best_of not in (None, 1):
+            raise Unsupported("best_of", "only 1 is supported")
+
+    def prompts(self) -> list[str | list[int]]:
+        """Return the prompts one by one."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        texts = [item for item in self.prompt if isinstance(item, str)]
+        lists = [item for item in self.prompt if isinstance(item, list)]
+        ids = [item for item in self.prompt if isinstance(item, int)]
+        return [*texts, *lists] if not ids else [ids]

@@ -1,0 +1,134 @@
+"""A server process, from its settings to its exit code.
+
+It says in a few lines what it will use, serves until SIGTERM or SIGINT, then takes nothing new,
+lets what runs finish for half of ``server.shutdown_s``, and writes down what is dirty in the
+rest.
+"""
+
+import contextlib
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from types import FrameType
+
+import uvicorn
+
+from hicache.config import Config
+from hicache.engine.engine import Engine
+from hicache.engine.server import build_app
+from hicache.errors import ConfigError
+
+logger = logging.getLogger("hicache.engine.serving")
+
+
+def serve(config: Config) -> int:
+    """Serve until told to end; return the exit code. Main thread only.
+
+    Raises ``ConfigError`` for what cannot work, before anything is served.
+    """
+    _log_to_stderr()
+    with _bind(config.server.host, config.server.port) as listener, _ignoring_signals():
+        engine = Engine(config)
+        try:
+            _say(*describe(engine))
+            started_to_end = _serve(engine, listener, config.server.shutdown_s)
+        except BaseException:
+            engine.close(config.server.shutdown_s)
+            raise
+        left_s = max(1.0, config.server.shutdown_s - (time.monotonic() - started_to_end))
+        _say("writing down what is dirty")
+        engine.close(left_s)
+    return 0
+
+
+def describe(engine: Engine) -> list[str]:
+    """Return in a few lines what an engine uses."""
+    model, layout = engine.model, engine.layout
+    num_tokens = engine.num_device_pages * engine.page_size
+    size_gb = engine.num_device_pages * layout.page_nbytes / 1e9
+    settings = engine.config.engine
+    return [
+        f"model    {engine.model_name}, {layout.dtype} on {model.device}, "
+        f"context of {engine.context_tokens:,} tokens",
+        f"L1       {size_gb:.2f} GB: {engine.num_device_pages:,} pages of {engine.page_size} "
+        f"tokens, {num_tokens:,} tokens",
+        f"engine   at most {settings.max_batch} requests and {settings.chunk_tokens} tokens a "
+        f"step, {settings.schedule}",
+    ]
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which also says where it listens and when it was told to end."""
+
+    ended_at = 0.0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        for listener in sockets or ():
+            host, port = listener.getsockname()[:2]
+            _say(f"listening on http://{f'[{host}]' if ':' in host else host}:{port}")
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.ended_at = time.monotonic()
+        _say("shutting down: taking nothing new")
+        await super().shutdown(sockets=sockets)
+
+
+def _serve(engine: Engine, listener: socket.socket, shutdown_s: float) -> float:
+    """Serve until a signal; return when it came, in seconds of ``time.monotonic``."""
+    settings = uvicorn.Config(
+        build_app(engine),
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=max(1, int(shutdown_s / 2)),
+    )
+    server = _Server(settings)
+    server.run(sockets=[listener])
+    return server.ended_at or time.monotonic()
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """Return a socket that does not listen yet; raise ``ConfigError`` where none can be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    except OSError as error:
+        raise ConfigError(f"server.host: {host}: {error.strerror or error}") from None
+    try:
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"server.port: {host}:{port}: {error.strerror}") from None
+    return listener
+
+
+@contextlib.contextmanager
+def _ignoring_signals() -> Iterator[None]:
+    """Leave SIGTERM and SIGINT to uvicorn, which hands them on once it has ended."""
+
+    def note(number: int, frame: FrameType | None) -> None:
+        logger.debug("signal %d", number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _log_to_stderr() -> None:
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
+    )
+
+
+def _say(*lines: str) -> None:
+    for line in lines:
+        print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,92 @@
+"""What tests of the engine share: engines over a tiny model, a server over an engine."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+import torch
+import uvicorn
+
+from hicache.config import Config, load
+from hicache.engine.caching import OpenCache
+from hicache.engine.engine import Engine
+from hicache.engine.model import LoadedModel
+from hicache.engine.outputs import SamplingParams
+from hicache.engine.server import build_app
+from hicache.engine.uncached import PrivatePages
+
+GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+
+
+def settings(**overrides: object) -> Config:
+    """Return small settings; ``engine__max_batch=2`` sets ``engine.max_batch``."""
+    dotted: dict[str, object] = {
+        "cache.page_size": 8,
+        "cache.device.size": "64p",
+        "cache.host.size": "256p",
+        "cache.storage.backend": "none",
+        "engine.device": "cpu",
+        "engine.chunk_tokens": 32,
+        "server.model_name": "tiny",
+        "server.shutdown_s": 10.0,
+    }
+    dotted |= {name.replace("__", "."): value for name, value in overrides.items()}
+    return load(None, {}, dotted)
+
+
+def make_engine(
+    model: LoadedModel, open_cache: OpenCache = PrivatePages.open, **overrides: object
+) -> Engine:
+    """Return a running engine over a tiny model, with small settings."""
+    return Engine(settings(**overrides), model, open_cache=open_cache)
+
+
+def greedy_reference(model: LoadedModel, prompt_ids: Sequence[int], num_tokens: int) -> list[int]:
+    """Return what the model itself says greedily, computed anew for every token, without pages."""
+    attention = model.model.config._attn_implementation
+    model.model.set_attn_implementation("eager")
+    try:
+        ids = list(prompt_ids)
+        with torch.inference_mode():
+            for _ in range(num_tokens):
+                logits = model.model(input_ids=torch.tensor([ids]), use_cache=False).logits
+                ids.append(int(logits[0, -1].argmax()))
+    finally:
+        model.model.set_attn_implementation(attention)
+    return ids[len(prompt_ids) :]
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    """Return tokens that look like no other prompt's."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    return torch.randint(3, 300, (length,), generator=generator).tolist()
+
+
+def tokens_of(
+    engine: Engine, prompt_ids: Sequence[int], params: SamplingParams = GREEDY
+) -> list[int]:
+    """Return what an engine generates."""
+    outputs = list(engine.submit(prompt_ids, params))
+    assert outputs[-1].error is None
+    return [token_id for output in outputs for token_id in output.token_ids]
+
+
+@contextlib.contextmanager
+def serving(engine: Engine) -> Iterator[str]:
+    """Serve an engine on a free port of the loopback; yield the URL."""
+    config = uvicorn.Config(build_app(engine), port=0, log_level="warning", lifespan="off")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, name="test-server")
+    thread.start()
+    try:
+        deadline = time.monotonic() + 30
+        while not server.started:
+            assert thread.is_alive(), "the server did not start"
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()
