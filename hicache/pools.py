@@ -87,12 +87,13 @@ class HostPool:
         num_pages: int,
         registrar: Registrar | None = None,
         progress: Progress | None = None,
+        chunk_nbytes: int = _CHUNK_NBYTES,
     ) -> None:
         """Raise ``ConfigError`` where the memory is not to be had. The pages are zero."""
         self.layout = layout
         self.num_pages = num_pages
         self.page_nbytes = layout.page_nbytes
-        self.chunk_pages = _chunk_pages(layout.page_nbytes) if registrar else 0
+        self.chunk_pages = _chunk_pages(layout.page_nbytes, chunk_nbytes) if registrar else 0
         """Slots a chunk that is pinned by itself; 0 where nothing is pinned."""
         self.memory = _memory(num_pages * layout.page_nbytes, "L2")
         """The same bytes, flat: slot ``i`` from ``i * page_nbytes`` on. Writable."""
@@ -198,11 +199,16 @@ def _num_pages(size: str, layout: KVLayout, tier: _Tier) -> int:
         num_pages = int(tier.available_nbytes * tier.share) // layout.page_nbytes
     else:
         num_pages = Size.parse(size).num_pages(layout.page_size, layout.page_nbytes)
-    nbytes = max(1, num_pages) * layout.page_nbytes
-    if num_pages < 1 or nbytes > tier.available_nbytes:
+    if num_pages < 1:
         raise ConfigError(
-            f"{tier.setting}: {size} is {num_pages} pages of {layout.page_nbytes:,} bytes; "
-            f"from 1 page to {_gb(tier.available_nbytes)}, all that is available, can be had"
+            f"{tier.setting}: {size} is less than one page of {layout.page_nbytes:,} bytes "
+            f"({_gb(tier.available_nbytes)} available)"
+        )
+    nbytes = num_pages * layout.page_nbytes
+    if nbytes > tier.available_nbytes:
+        raise ConfigError(
+            f"{tier.setting}: {size} asks for {_gb(nbytes)}, "
+            f"but {_gb(tier.available_nbytes)} are available"
         )
     return num_pages
 
@@ -242,14 +248,13 @@ def _touch(memory: torch.Tensor, progress: Progress | None) -> None:
             progress(min(start + _CHUNK_NBYTES, memory.numel()), memory.numel())
 
 
-def _chunk_pages(page_nbytes: int) -> int:
-    """Return how many pages are pinned at once.
+def _chunk_pages(page_nbytes: int, chunk_nbytes: int) -> int:
+    """Return how many pages are pinned at once: about ``chunk_nbytes``.
 
-    A chunk is about ``_CHUNK_NBYTES`` and ends where a page of the system ends: a page of the
-    system cannot be pinned twice.
+    A chunk ends where a page of the system ends, which cannot be pinned twice.
     """
     unit = _OS_PAGE_NBYTES // gcd(page_nbytes, _OS_PAGE_NBYTES)
-    return max(1, _CHUNK_NBYTES // (unit * page_nbytes)) * unit
+    return max(1, chunk_nbytes // (unit * page_nbytes)) * unit
 
 
 def _dtype(layout: KVLayout) -> torch.dtype:

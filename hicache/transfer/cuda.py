@@ -116,7 +116,7 @@ class CudaTransfer(Transfer):
         self._waiting: deque[_BackUp] = deque()
         self._num_waiting_pages = 0
         self._max_waiting_pages = max_waiting_pages
-        self._failed: list[Finished] = []
+        self._over: list[Finished] = []  # beside what is in the streams
         self._is_closed = False
 
     def load(self, op: OpId, source: "array[int]", target: "array[int]") -> None:
@@ -135,7 +135,7 @@ class CudaTransfer(Transfer):
         self._assert_open()
         if self._num_waiting_pages + len(source) > self._max_waiting_pages:
             self.num_dropped += 1
-            self._failed.append(Finished(op, [False] * len(source)))
+            self._over.append(Finished(op, [False] * len(source)))
             return
         self._num_waiting_pages += len(source)
         self._waiting.append(_BackUp(op, source[:], target[:], self._computed_so_far()))
@@ -158,7 +158,7 @@ class CudaTransfer(Transfer):
 
     def drain(self) -> list[Finished]:
         """Return what has passed since the last call; put waiting back-ups into their stream."""
-        finished, self._failed = self._failed, []
+        finished, self._over = self._over, []
         for queue in (self._loads, self._back_ups):
             while queue and (outcome := _outcome(queue[0])) is not None:
                 copy = queue.popleft()
@@ -170,11 +170,12 @@ class CudaTransfer(Transfer):
     def close(self) -> None:
         """Wait for every copy that was asked for."""
         while self._waiting:
-            self._back_up_stream.synchronize()
-            self._failed += self.drain()
+            _synchronize(self._back_up_stream)
+            finished = self.drain()
+            self._over += finished
         self._is_closed = True
-        self._load_stream.synchronize()
-        self._back_up_stream.synchronize()
+        _synchronize(self._load_stream)
+        _synchronize(self._back_up_stream)
 
     # ------------------------------------------------------------ into the streams
 
@@ -242,6 +243,13 @@ def _outcome(copy: _Copy) -> bool | None:
     except RuntimeError:
         logger.exception("a copy of %d pages failed", copy.num_pages)
         return False
+
+
+def _synchronize(stream: Stream) -> None:
+    try:
+        stream.synchronize()
+    except RuntimeError:
+        logger.exception("the GPU failed; its copies are over")
 
 
 def _views(
