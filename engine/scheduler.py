@@ -76,11 +76,6 @@ class Scheduler:
             if request in requests:
                 requests.remove(request)
 
-    def requeue(self, request: Request) -> None:
-        """Move a running request back to the waiting."""
-        self.running.remove(request)
-        self.add(request)
-
     # ------------------------------------------------------------ questions
 
     def running_order(self) -> list[Request]:
