@@ -5,9 +5,7 @@ lets go of the GIL. Every record's frame is read along with it and must be that 
 stale or damaged index costs a miss and no more.
 """
 
-from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import wait
 from dataclasses import dataclass, field
 
 from hicache.backends.lmdb.index import Entry
@@ -63,18 +61,7 @@ class _Run:
 
 def read(files: SegmentFiles, wanted: Sequence[Wanted], threads: Threads) -> None:
     """Read the records, with the help of idle threads; returns when nobody writes to a buffer."""
-    runs = deque(_runs(wanted, threads.num_threads))
-    helpers = [
-        threads.submit(_work, files, runs) for _ in range(min(len(runs), threads.num_threads) - 1)
-    ]
-    try:
-        _work(files, runs)
-    finally:
-        runs.clear()
-        wait([helper for helper in helpers if not helper.cancel()])
-    for helper in helpers:
-        if not helper.cancelled():
-            helper.result()
+    threads.share(lambda run: _read_run(files, run), _runs(wanted, threads.num_threads))
 
 
 def _runs(wanted: Sequence[Wanted], num_threads: int) -> list[_Run]:
@@ -90,15 +77,6 @@ def _runs(wanted: Sequence[Wanted], num_threads: int) -> list[_Run]:
             runs.append(_Run())
         runs[-1].add(one, gap)
     return runs
-
-
-def _work(files: SegmentFiles, runs: deque[_Run]) -> None:
-    while True:
-        try:
-            run = runs.popleft()
-        except IndexError:
-            return
-        _read_run(files, run)
 
 
 def _read_run(files: SegmentFiles, run: _Run) -> None:
