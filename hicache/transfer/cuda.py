@@ -102,7 +102,9 @@ class CudaTransfer(Transfer):
         self.num_dropped = 0
         """Back-ups that found the queue full."""
         self._layers = _layer_groups(layout.num_layers, self.num_layer_groups)
-        self._num_layers = layout.num_layers
+        self._group_of = [
+            group for group, (first, end) in enumerate(self._layers) for _ in range(first, end)
+        ]
         self._device = device.pages
         self._host = host.pages
         self._chunk_pages = host.chunk_pages
@@ -143,14 +145,13 @@ class CudaTransfer(Transfer):
 
     def wait(self, op: OpId, layer: int) -> None:
         """Let the current stream wait until this layer of a load has arrived."""
-        assert 0 <= layer < self._num_layers
+        assert 0 <= layer < len(self._group_of)
         copy = self._by_op.get(op)
         if copy is None:
             return
-        for (_, end), arrived in zip(self._layers, copy.arrived, strict=False):
-            if layer < end or len(copy.arrived) == 1:
-                self._streams.current().wait_event(arrived)
-                return
+        # One that failed has one event, behind whatever could be started of it.
+        group = min(self._group_of[layer], len(copy.arrived) - 1)
+        self._streams.current().wait_event(copy.arrived[group])
 
     def fence(self) -> None:
         """Let copies asked for from now on start behind the current stream as it is now."""
