@@ -117,21 +117,21 @@ def install_plugin(folder: Path, module: str) -> None:
 
 
 def test_our_backends_are_found_and_can_be_used() -> None:
-    found = {backend.name: backend.problem for backend in backends.find()}
+    problems = {found.backend.name: found.problem for found in backends.find()}
 
-    assert found == {"file": None, "lmdb": None, "memory": None}
+    assert problems == {"file": None, "lmdb": None, "memory": None}
 
 
 @pytest.mark.parametrize(
     ("module", "problem"),
     [
-        ("import a_client_that_is_not_installed\n", "No module named"),
+        ("import a_client_that_is_not_installed\n", "a_client_that_is_not_installed"),
         ("", "module 'third_party' has no attribute 'Backend'"),
         ("class Backend: ...\n", "is no StorageBackend"),
         (
             "from hicache.backends.memory import MemoryBackend\n"
             "class Backend(MemoryBackend):\n    contract_version = 99\n",
-            "is for contract 99, this is 1",
+            "keeps version 99 of the storage contract",
         ),
     ],
 )
@@ -151,7 +151,7 @@ def test_a_plugin_that_cannot_be_used_is_listed_with_the_reason(
 
     listed = {row["name"]: row for row in json.loads(written.read_text())["backends"]}
     assert listed["third"]["package"] == "third-party 1.0"
-    assert listed["third"]["problem"].startswith(problem)
+    assert problem in listed["third"]["problem"]
     assert "third_party:Backend" in capsys.readouterr().out
 
 
