@@ -288,7 +288,7 @@ class Engine:
             if has_not_begun:
                 self._arrivals.remove(request)
         if has_not_begun:
-            request.generation.put(request.answer.end("abort"), time.monotonic())
+            self._stepper.end_unbegun(request)
         self._stepper.abort(request)
 
     def _try_flush(self) -> None:
@@ -322,8 +322,7 @@ class Engine:
     def _shut(self) -> None:
         self._stepper.end_all()
         while self._arrivals:
-            request = self._arrivals.popleft()
-            request.generation.put(request.answer.end("abort"), time.monotonic())
+            self._stepper.end_unbegun(self._arrivals.popleft())
         while self._flushes:
             self._flushes.popleft().done.set_result(False)
         self._idle.set()

@@ -3,7 +3,7 @@
 ``{"error": {"message", "type", "param", "code"}}``, with a status that says whose fault it is.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -61,11 +61,20 @@ def _answer(
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query"))
+    where = ".".join(str(part) for part in _place(first["loc"]))
     if first["type"] == "json_invalid":
         return _answer(400, f"the body is no JSON: {first.get('ctx', {}).get('error', '')}")
     message = f"{where}: {first['msg']}" if where else f"the body is no JSON object: {first['msg']}"
     return _answer(400, message, param=where or None)
+
+
+def _place(loc: Sequence[int | str]) -> Sequence[int | str]:
+    """Return where a mistake is, without the names of the types that were tried there."""
+    loc = loc[1:] if loc[:1] in (("body",), ("query",)) else loc
+    for at, part in enumerate(loc):
+        if part in ("str", "int") or "[" in str(part):
+            return loc[:at]
+    return loc
 
 
 async def _http(request: Request, error: Exception) -> JSONResponse:

@@ -15,7 +15,7 @@ from hicache.engine.completion import Completion
 from hicache.engine.engine import Engine
 from hicache.engine.generation import Generation
 from hicache.engine.http_errors import UnknownModel, failed_body
-from hicache.engine.openai_types import ChatBody, CompletionBody, GenerationBody
+from hicache.engine.openai_types import ChatBody, CompletionBody, GenerationBody, check_unicode
 from hicache.engine.outputs import Output
 from hicache.engine.streaming import DONE, EventStream, completed, merged
 from hicache.engine.submitting import submit_all
@@ -219,11 +219,13 @@ def _check(engine: Engine, body: GenerationBody) -> None:
 
 def _render(engine: Engine, body: ChatBody) -> list[int]:
     messages = [message.model_dump(exclude_unset=True) for message in body.messages]
+    check_unicode("messages", messages, body.tools, body.chat_template_kwargs)
     return engine.model.template.render(messages, body.tools, options=body.chat_template_kwargs)
 
 
 def _encode(engine: Engine, body: CompletionBody) -> list[list[int]]:
     prompts = body.prompts()
+    check_unicode("prompt", *(item for item in prompts if isinstance(item, str)))
     if not prompts:
         raise InputError("prompt: there is none")
     return [engine.model.encode(item) if isinstance(item, str) else item for item in prompts]

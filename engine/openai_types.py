@@ -4,6 +4,7 @@ Fields that are unknown are ignored, as everybody does; known ones that we canno
 refused where they ask for something, because an answer without it would be wrong.
 """
 
+import json
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -24,6 +25,15 @@ class Body(BaseModel):
     """JSON with exact types: a string is no number."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
+
+
+def check_unicode(param: str, *values: object) -> None:
+    """Raise ``InputError`` where a text has half a surrogate pair, which JSON can spell."""
+    for value in values:
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise Unsupported(param, "half a surrogate pair is no character") from None
 
 
 class StreamOptions(Body):

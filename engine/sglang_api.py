@@ -14,7 +14,7 @@ from hicache.engine.completion import Completion
 from hicache.engine.engine import Engine
 from hicache.engine.http_errors import error_body, failed_body
 from hicache.engine.openai_api import JSON, event
-from hicache.engine.openai_types import Body, Unsupported
+from hicache.engine.openai_types import Body, Unsupported, check_unicode
 from hicache.engine.outputs import SamplingParams
 from hicache.engine.streaming import DONE, EventStream, completed, merged
 from hicache.engine.submitting import submit_all
@@ -76,6 +76,7 @@ class GenerateBody(Body):
             raise InputError("one of text and input_ids is needed")
         if not self.text and not self.input_ids:
             raise InputError("the prompt is empty")
+        check_unicode("rid", self.rid)
         if self.lora_path not in (None, "") and self.lora_path != []:
             raise Unsupported("lora_path", "is not supported")
         if self.return_logprob is True or self.return_logprob == [True]:
@@ -84,6 +85,7 @@ class GenerateBody(Body):
     def prompts(self, engine: Engine) -> list[list[int]]:
         """Return the prompts as tokens."""
         if self.text is not None:
+            check_unicode("text", self.text)
             texts = [self.text] if isinstance(self.text, str) else self.text
             return [engine.model.encode(text) for text in texts]
         lists = [item for item in self.input_ids or () if isinstance(item, list)]

@@ -121,6 +121,11 @@ class Stepper:
         if request.id in self._requests:
             self._finish(request, request.answer.end("abort"))
 
+    def end_unbegun(self, request: Request) -> None:
+        """Abort a request that was never added."""
+        self.counters.finished["abort"] += 1
+        request.generation.put(request.answer.end("abort"), self._clock())
+
     def fail(self, error: BaseException) -> None:
         """End the requests of the step that raised, and everybody where it cannot be told whose.
 

@@ -14,7 +14,33 @@ from hicache.engine.engine import Engine
 from hicache.engine.model import LoadedModel
 from hicache.engine.outputs import SamplingParams
 from hicache.engine.server import build_app
-from hicache.engine.uncached import PrivatePages
+from hicache.engine.uncached import NothingPolled, PrivatePages
+from hicache.layout import KVLayout
+
+
+class GatedPages(PrivatePages):
+    """Private pages with a gate in front of every step, which a test opens."""
+
+    def __init__(self, layout: KVLayout, num_pages: int, device: str = "cpu") -> None:
+        super().__init__(layout, num_pages, device)
+        self._permits = threading.Semaphore(0)
+        self._is_open = False
+
+    def let(self, num_steps: int) -> None:
+        """Let that many steps begin."""
+        self._permits.release(num_steps)
+
+    def open_gate(self) -> None:
+        """Let all steps begin from now on."""
+        self._is_open = True
+        self._permits.release()
+
+    def poll(self) -> NothingPolled:
+        """Wait at the gate."""
+        if not self._is_open:
+            self._permits.acquire()
+        return super().poll()
+
 
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
 

@@ -1,0 +1,410 @@
+"""The server as OpenAI's clients see it: a real socket, httpx, and OpenAI's own client."""
+
+import json
+from collections.abc import Iterator
+
+import anyio
+import httpx
+import openai
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from hicache.engine.engine import Engine
+from hicache.engine.model import LoadedModel
+from tests.engine.kit import GREEDY, GatedPages, make_engine, prompt, serving
+
+CHAT = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@pytest.fixture(scope="module")
+def engine(llama: LoadedModel) -> Iterator[Engine]:
+    with make_engine(llama) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def url(engine: Engine) -> Iterator[str]:
+    with serving(engine) as url:
+        yield url
+
+
+@pytest.fixture
+def http(url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def events(text: str) -> list[dict[str, object]]:
+    """Return the JSON of a stream, which must end with [DONE]."""
+    *chunks, done, rest = text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    return [json.loads(chunk.removeprefix("data: ")) for chunk in chunks]
+
+
+def test_a_chat_is_answered(client: openai.OpenAI, llama: LoadedModel) -> None:
+    answer = client.chat.completions.create(
+        model="tiny", messages=CHAT, max_tokens=8, temperature=0, extra_body={"ignore_eos": True}
+    )  # type: ignore[call-overload]
+
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.usage.prompt_tokens == len(llama.template.render(CHAT))
+    assert answer.usage.completion_tokens == 8
+    details = answer.usage.prompt_tokens_details
+    assert details.cached_tokens == 0
+    assert details.model_extra["cached_tokens_details"] == {"device": 0, "host": 0, "storage": 0}
+
+
+def test_a_streamed_chat_says_the_same(client: openai.OpenAI) -> None:
+    body = {"model": "tiny", "messages": CHAT, "max_tokens": 8, "temperature": 0, "seed": 3}
+    whole = client.chat.completions.create(**body)  # type: ignore[call-overload]
+
+    chunks = list(
+        client.chat.completions.create(  # type: ignore[call-overload]
+            **body, stream=True, stream_options={"include_usage": True}
+        )
+    )
+
+    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+    assert deltas[0].role == "assistant"
+    text = "".join(delta.content or "" for delta in deltas)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+
+
+def test_a_stream_has_no_usage_unless_asked(http: httpx.Client) -> None:
+    body = {"messages": CHAT, "max_tokens": 3, "stream": True}
+
+    response = http.post("/v1/chat/completions", json=body)
+
+    assert response.headers["content-type"].startswith("text/event-stream")
+    chunks = events(response.text)
+    assert all("usage" not in chunk for chunk in chunks)
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    assert len({chunk["id"] for chunk in chunks}) == 1
+
+
+def test_the_limit_of_tokens_has_two_names(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="tiny",
+        messages=CHAT,
+        max_tokens=3,
+        max_completion_tokens=5,
+        extra_body={"ignore_eos": True},
+    )  # type: ignore[call-overload]
+
+    assert answer.usage.completion_tokens == 5
+
+
+def test_a_seed_repeats_a_text_and_others_differ(client: openai.OpenAI) -> None:
+    def say(seed: int) -> str:
+        answer = client.completions.create(
+            model="tiny", prompt="Once", max_tokens=12, seed=seed, extra_body={"ignore_eos": True}
+        )
+        return answer.choices[0].text
+
+    assert say(1) == say(1)
+    assert len({say(seed) for seed in range(4)}) > 1
+
+
+def test_prompts_of_every_form_are_completed(client: openai.OpenAI, llama: LoadedModel) -> None:
+    ids = llama.encode("the quick")
+    forms: list[object] = ["the quick", ids, ["the quick", "brown"], [ids, [5, 6]]]
+
+    texts = [
+        [
+            choice.text
+            for choice in client.completions.create(
+                model="tiny", prompt=form, max_tokens=4, temperature=0
+            ).choices  # type: ignore[call-overload]
+        ]
+        for form in forms
+    ]
+
+    assert [len(choices) for choices in texts] == [1, 1, 2, 2]
+    assert len({choices[0] for choices in texts}) == 1
+
+
+def test_a_stop_string_is_not_part_of_the_text(client: openai.OpenAI) -> None:
+    body = {"model": "tiny", "prompt": "Once", "max_tokens": 12, "temperature": 0}
+    text = client.completions.create(**body).choices[0].text  # type: ignore[call-overload]
+    stop = next(letter for letter in text[2:] if text.count(letter) == 1 and letter != "\ufffd")
+
+    choice = client.completions.create(**body, stop=[stop]).choices[0]  # type: ignore[call-overload]
+
+    assert (choice.text, choice.finish_reason) == (text[: text.index(stop)], "stop")
+
+
+def test_streams_of_several_prompts_are_told_apart(http: httpx.Client) -> None:
+    body = {"prompt": ["a", "b"], "max_tokens": 4, "temperature": 0}
+    whole = http.post("/v1/completions", json=body).json()
+
+    chunks = events(http.post("/v1/completions", json=body | {"stream": True}).text)
+
+    for index in (0, 1):
+        parts = [
+            choice["text"]
+            for chunk in chunks
+            for choice in chunk["choices"]  # type: ignore[attr-defined]
+            if choice["index"] == index
+        ]
+        assert "".join(parts) == whole["choices"][index]["text"]
+
+
+def test_there_is_one_model(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list().data] == ["tiny"]
+
+
+@pytest.mark.slow
+def test_two_hundred_answers_at_once(http: httpx.Client, url: str, engine: Engine) -> None:
+    async def ask_all() -> list[int]:
+        statuses: list[int] = []
+        limits = httpx.Limits(max_connections=200)
+        async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as http:
+
+            async def ask(seed: int) -> None:
+                body = {"prompt": prompt(5, seed), "max_tokens": 4}
+                statuses.append((await http.post("/v1/completions", json=body)).status_code)
+
+            async with anyio.create_task_group() as group:
+                for seed in range(200):
+                    group.start_soon(ask, seed)
+        return statuses
+
+    assert anyio.run(ask_all) == [200] * 200
+    assert engine.drain(60)
+
+
+# ---------------------------------------------------------------- errors
+
+ERRORS: list[tuple[str, dict[str, object], int, str | None]] = [
+    ("/v1/chat/completions", {"json": {"model": "gpt-5", "messages": CHAT}}, 404, "model"),
+    ("/v1/completions", {"json": {"model": "gpt-5", "prompt": "a"}}, 404, "model"),
+    ("/v1/chat/completions", {"content": b"{"}, 400, None),
+    (
+        "/v1/chat/completions",
+        {"content": b"{", "headers": {"content-type": "application/json"}},
+        400,
+        None,
+    ),
+    (
+        "/v1/completions",
+        {"content": b"\xff\xfe", "headers": {"content-type": "application/json"}},
+        400,
+        None,
+    ),
+    ("/v1/chat/completions", {"json": []}, 400, None),
+    ("/v1/chat/completions", {"json": {}}, 400, "messages"),
+    ("/v1/chat/completions", {"json": {"messages": []}}, 400, "messages"),
+    ("/v1/chat/completions", {"json": {"messages": [{"content": "a"}]}}, 400, "messages.0.role"),
+    ("/v1/chat/completions", {"json": {"messages": [{"role": "user", "content": 5}]}}, 400, None),
+    ("/v1/chat/completions", {"json": {"messages": CHAT, "max_tokens": "5"}}, 400, "max_tokens"),
+    ("/v1/chat/completions", {"json": {"messages": CHAT, "max_tokens": 0}}, 400, "max_tokens"),
+    ("/v1/chat/completions", {"json": {"messages": CHAT, "temperature": -1}}, 400, "temperature"),
+    ("/v1/chat/completions", {"json": {"messages": CHAT, "top_p": 0}}, 400, "top_p"),
+    ("/v1/chat/completions", {"json": {"messages": CHAT, "seed": 1.5}}, 400, "seed"),
+    ("/v1/chat/completions", {"json": {"messages": CHAT, "n": 2}}, 400, "n"),
+    ("/v1/chat/completions", {"json": {"messages": CHAT, "logprobs": True}}, 400, "logprobs"),
+    ("/v1/completions", {"json": {"prompt": 5}}, 400, "prompt"),
+    ("/v1/completions", {"json": {"prompt": []}}, 400, None),
+    ("/v1/completions", {"json": {"prompt": [-1]}}, 400, None),
+    ("/v1/completions", {"json": {"prompt": [10**12]}}, 400, None),
+    ("/v1/completions", {"json": {"prompt": "a", "echo": True}}, 400, "echo"),
+    ("/v1/completions", {"json": {"prompt": [3] * 2000}}, 400, None),
+    (
+        "/v1/completions",
+        {
+            "content": b'{"prompt": "\\ud800"}',
+            "headers": {"content-type": "application/json"},
+        },
+        400,
+        "prompt",
+    ),
+    ("/v1/nothing", {"json": {}}, 404, None),
+    ("/generate", {"json": {}}, 400, None),
+    ("/generate", {"json": {"text": "a", "input_ids": [3]}}, 400, None),
+    ("/generate", {"json": {"input_ids": []}}, 400, None),
+    ("/generate", {"json": {"input_ids": [[]]}}, 400, None),
+    ("/generate", {"json": {"input_ids": ["a"]}}, 400, "input_ids"),
+    ("/generate", {"json": {"input_ids": [3], "sampling_params": [{}, {}]}}, 400, None),
+    ("/generate", {"json": {"input_ids": [3], "return_logprob": True}}, 400, "return_logprob"),
+    ("/generate", {"json": {"input_ids": [3], "lora_path": "x"}}, 400, "lora_path"),
+    ("/generate", {"json": {"input_ids": [3], "sampling_params": {"n": 2}}}, 400, None),
+    ("/generate", {"json": {"input_ids": [3] * 2000}}, 400, None),
+    ("/flush_cache?timeout=-1", {}, 400, "timeout"),
+    ("/flush_cache?timeout=nan", {}, 400, "timeout"),
+]
+
+
+@pytest.mark.parametrize(("path", "request_", "status", "param"), ERRORS)
+def test_a_wrong_request_is_told_what_is_wrong(
+    http: httpx.Client,
+    path: str,
+    request_: dict[str, object],
+    status: int,
+    param: str | None,
+) -> None:
+    response = http.post(path, **request_)  # type: ignore[arg-type]
+
+    assert response.status_code == status
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    if param is not None:
+        assert error["param"] == param
+
+
+def test_the_wrong_method_is_told_so(http: httpx.Client) -> None:
+    response = http.get("/v1/chat/completions")
+
+    assert response.status_code == 405
+    assert response.json()["error"]["message"] == "Method Not Allowed"
+
+
+def test_a_prompt_beyond_the_context_has_its_code(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.completions.create(model="tiny", prompt=[3] * 1024)
+
+    assert raised.value.code == "context_length_exceeded"
+
+
+@pytest.fixture
+def gated(llama: LoadedModel) -> Iterator[Engine]:
+    """An engine whose steps the test lets begin."""
+    engine = make_engine(llama, GatedPages.open, engine__max_batch=2, engine__max_waiting=2)
+    try:
+        yield engine
+    finally:
+        gate(engine).open_gate()
+        engine.close()
+
+
+def gate(engine: Engine) -> GatedPages:
+    assert isinstance(engine.cache, GatedPages)
+    return engine.cache
+
+
+def test_a_full_queue_says_when_to_come_back(gated: Engine) -> None:
+    waiting = [gated.submit([3], GREEDY) for _ in range(2)]
+
+    with serving(gated) as url:
+        response = httpx.post(f"{url}/v1/completions", json={"prompt": "a"}, timeout=60)
+        gate(gated).open_gate()
+
+    assert response.status_code == 503
+    assert int(response.headers["retry-after"]) >= 1
+    assert "waiting" in response.json()["error"]["message"]
+    assert [list(generation)[-1].finish_reason for generation in waiting] == ["length"] * 2
+
+
+# ---------------------------------------------------------------- clients that go away
+
+
+def everything_is_freed(engine: Engine) -> bool:
+    """Let steps begin until nobody is left, as far as an abort would; say whether all is free."""
+    pages = gate(engine)
+    for _ in range(400):
+        pages.let(1)
+        if engine.drain(0.05):
+            break
+    return engine.num_running == 0 and pages.num_free_pages == len(pages.device_pages)
+
+
+def endless(path: str, is_batch: bool) -> dict[str, object]:
+    prompts: object = [[3, 4], [5, 6]] if is_batch else [3, 4]
+    if path == "/generate":
+        sampling = {"max_new_tokens": 900, "ignore_eos": True}
+        return {"input_ids": prompts, "sampling_params": sampling}
+    return {"prompt": prompts, "max_tokens": 900, "ignore_eos": True}
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/generate"])
+@pytest.mark.parametrize("is_batch", [False, True])
+def test_a_client_that_leaves_a_stream_frees_what_it_held(
+    gated: Engine, path: str, is_batch: bool
+) -> None:
+    body = endless(path, is_batch) | {"stream": True}
+
+    with serving(gated) as url:
+        with httpx.stream("POST", f"{url}{path}", json=body, timeout=60) as response:
+            gate(gated).let(8)
+            next(response.iter_lines())
+        is_freed = everything_is_freed(gated)
+
+    assert is_freed
+    assert gated.counters.finished["abort"] == 1 + is_batch
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/generate"])
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_client_that_leaves_before_the_first_token_frees_what_it_held(
+    gated: Engine, path: str, is_stream: bool
+) -> None:
+    body = endless(path, False) | {"stream": is_stream}
+
+    with serving(gated) as url:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{url}{path}", json=body, timeout=httpx.Timeout(30, read=0.2))
+        is_freed = everything_is_freed(gated)
+
+    assert is_freed
+    assert gated.counters.finished["abort"] == 1
+
+
+# ---------------------------------------------------------------- failures
+
+
+def test_a_failed_step_is_an_error_of_the_server(llama: LoadedModel) -> None:
+    with make_engine(llama, cache__device__size="8p") as engine, serving(engine) as url:
+        body = {"prompt": [3] * 8, "max_tokens": 900, "ignore_eos": True}
+        with httpx.Client(base_url=url, timeout=60) as http:
+            # 8 + 900 tokens are more than its 64.
+            whole = http.post("/v1/completions", json=body)
+            stream = http.post("/v1/completions", json=body | {"stream": True})
+            after = http.post("/v1/completions", json={"prompt": "a", "max_tokens": 2})
+
+    assert whole.status_code == 500
+    assert "L1 has 8" in whole.json()["error"]["message"]
+    *_, last = events(stream.text)
+    assert "L1 has 8" in last["error"]["message"]  # type: ignore[index]
+    assert after.status_code == 200
+
+
+# ---------------------------------------------------------------- health and metrics
+
+
+def test_health_is_good_until_the_engine_ends(llama: LoadedModel) -> None:
+    engine = make_engine(llama)
+    with serving(engine) as url:
+        assert httpx.get(f"{url}/health").status_code == 200
+
+        engine.close()
+
+        assert httpx.get(f"{url}/health").status_code == 503
+        refused = httpx.post(f"{url}/v1/completions", json={"prompt": "a"})
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+
+
+def test_metrics_are_what_prometheus_reads(http: httpx.Client, engine: Engine) -> None:
+    http.post("/v1/completions", json={"prompt": [3] * 20, "max_tokens": 4, "ignore_eos": True})
+    assert engine.drain(60)
+
+    response = http.get("/metrics")
+
+    families = {family.name: family for family in text_string_to_metric_families(response.text)}
+    assert all(name.startswith("hicache_") for name in families)
+    hits = families["hicache_hit_tokens"].samples
+    assert {sample.labels["tier"] for sample in hits} == {"device", "host", "storage"}
+    outputs = families["hicache_output_tokens"].samples[0].value
+    assert outputs == engine.counters.num_output_tokens
+    histogram = families["hicache_time_to_first_token_seconds"].samples
+    counts = [sample.value for sample in histogram if sample.name.endswith("_count")]
+    assert sum(counts) > 0
