@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -141,7 +142,8 @@ def _load_weights(
     directory: Path, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device
 ) -> PreTrainedModel:
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
+        auto: Any = AutoModelForCausalLM
+        model, report = auto.from_pretrained(
             directory,
             config=config,
             dtype=dtype,
@@ -149,13 +151,21 @@ def _load_weights(
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
+            output_loading_info=True,
         )
         model.to(device).eval().requires_grad_(False)
+    except SafetensorError as error:
+        raise ConfigError(f"engine.model: {directory}: its weights: {_line(error)}") from None
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, AttributeError) as error:
         line = _line(error)
         if attention.NAME in line:
             line = "its attention cannot be replaced, so it cannot be run on pages"
         raise ConfigError(f"engine.model: {directory}: {line}") from None
+    if missing := sorted(report["missing_keys"]):
+        raise ConfigError(
+            f"engine.model: {directory}: {len(missing)} weights are missing from its files, "
+            f"such as {missing[0]}"
+        )
     assert isinstance(model, PreTrainedModel)
     return model
 

@@ -20,9 +20,9 @@ from hicache.engine.runner import Batch, ModelRunner, SequenceSlice
 from hicache.errors import ConfigError
 
 _PAGE_SIZE = 8
-_NUM_TOKENS = 29
-_CUTS = (0, 3, 16, 28, _NUM_TOKENS)
-_RATE_TOKENS = 64
+_NUM_TOKENS = 19
+_CUTS = (0, 11, 18, _NUM_TOKENS)
+_RATE_TOKENS = 96
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
 """Of the difference of logits, relative to their spread: far above rounding, far below wrong."""
 

