@@ -138,7 +138,7 @@ class Caller:
         self.counts["corrupt_pages"] += len(keys)
         try:
             await self._backend.delete(keys)
-        except Exception as error:  # noqa: BLE001  the other pages of the batch are good
+        except BaseException as error:  # noqa: BLE001  the other pages of the batch are good
             self.counts["undeleted_pages"] += len(keys)
             log.debug("corrupt pages stay: %r", error)
 

@@ -78,6 +78,7 @@ class Conductor:
         self._num_trials = 0
         self._is_said_full = False
         self._is_asking = False
+        self._is_dead = False
 
     # ------------------------------------------------------------ from any thread
 
@@ -94,9 +95,9 @@ class Conductor:
 
         The loop does so in time. Where a backend blocks the loop, another thread can.
         """
-        for call in self._ledger.overdue(now):
-            if self._ledger.give_up(call):
-                self._thread.post(self._failed, call.kind, TimeoutError("no answer in time"))
+        calls = [call for call in self._ledger.overdue(now) if self._ledger.give_up(call)]
+        if calls:
+            self._thread.post(self._given_up, calls)
 
     def when_alive(self, function: Callable[[*_Args], object], *args: *_Args) -> None:
         """Call ``function`` as soon as the loop is not blocked."""
@@ -144,13 +145,15 @@ class Conductor:
         self.caller.close()
         try:
             await self._backend.close()
-        except Exception:
+        except BaseException:
             log.exception("closing the storage backend failed")
 
     def _stop(self) -> None:
         self._stopped.set()
 
     def _on_death(self) -> None:
+        """End every operation. What calls hold stays lent: their threads may still be at it."""
+        self._is_dead = True
         self._ledger.refuse(KINDS, "closed")
         for call in self._ledger.calls():
             self._ledger.give_up(call)
@@ -193,11 +196,16 @@ class Conductor:
                 self._succeeded(call)
         finally:
             timer.cancel()
-            self._ledger.finish(call, outcomes, reason)
-            self._pump()
+            if not self._is_dead:
+                self._ledger.finish(call, outcomes, reason)
+                self._pump()
 
     def _on_deadline(self) -> None:
         self.expire(self._clock())
+
+    def _given_up(self, calls: list[Call]) -> None:
+        for call in calls:
+            self._failed(call.kind, TimeoutError("no answer in time"))
         self._pump()
 
     def _succeeded(self, call: Call) -> None:
@@ -218,7 +226,6 @@ class Conductor:
         self._count(what, error)
         if self._breaker.failed():
             self._detach(error)
-        self._pump()
 
     def _count(self, what: str, error: BaseException) -> None:
         kind = (what, type(error).__name__)
@@ -262,15 +269,9 @@ class Conductor:
 
     async def _trial(self) -> None:
         self._num_trials += 1
-        try:
-            await self.caller.trial()
-        except Exception as error:  # noqa: BLE001  a third party's
-            self._count("trial", error)
-        else:
-            if self._breaker.is_open:
-                self._attach()
-        finally:
-            self._num_trials -= 1
+        if await self._is_done("trial", self.caller.trial()) and self._breaker.is_open:
+            self._attach()
+        self._num_trials -= 1
 
     def _attach(self) -> None:
         log.info("storage is attached again")
@@ -296,24 +297,37 @@ class Conductor:
 
     async def _ask_stats(self) -> None:
         self._is_asking = True
-        try:
-            self.backend_stats = await self._backend.stats()
-        except Exception as error:  # noqa: BLE001  a third party's
-            self._count("stats", error)
-        finally:
-            self._is_asking = False
+        await self._is_done("stats", self._note_stats())
+        self._is_asking = False
+
+    async def _note_stats(self) -> None:
+        self.backend_stats = await self._backend.stats()
 
     async def _scan(self, namespace: NamespaceDigest) -> None:
-        """Note the header of every record, then let chains of them be taken."""
-        chains, num_records, num_pages = Chains(self._codec, namespace), 0, 0
-        try:
-            async for key, header in self._backend.scan(self._codec.header_nbytes):
-                num_pages += chains.note(key, header)
-                num_records += 1
-                if not num_records % _SCAN_SLICE:
-                    await asyncio.sleep(0)
-        except Exception as error:  # noqa: BLE001  a third party's
-            self._count("scan", error)
-        log.info("storage: %d records, %d pages of this namespace", num_records, num_pages)
+        """Note the header of every record, then let chains of them be taken.
+
+        Also of those that were noted before a failure.
+        """
+        chains = Chains(self._codec, namespace)
+        await self._is_done("scan", self._note_headers(chains))
         self.found.append(iter(chains))
         self._wake.set()
+
+    async def _note_headers(self, chains: Chains) -> None:
+        num_records = num_pages = 0
+        async for key, header in self._backend.scan(self._codec.header_nbytes):
+            num_pages += chains.note(key, header)
+            num_records += 1
+            if not num_records % _SCAN_SLICE:
+                await asyncio.sleep(0)
+        log.info("storage: %d records, %d pages of this namespace", num_records, num_pages)
+
+    async def _is_done(self, what: str, work: Coroutine[object, object, None]) -> bool:
+        """Do something beside the calls; whether it did not fail."""
+        try:
+            await work
+        except BaseException as error:  # noqa: BLE001  a third party's, and L3 must go on
+            if not self._stopped.is_set():  # else it may be our own cancelling
+                self._count(what, error)
+            return False
+        return True

@@ -19,7 +19,10 @@ class LoopThread:
     """
 
     def __init__(self, name: str, clock: Callable[[], float], on_death: Callable[[], None]) -> None:
-        """``on_death`` is called in the thread if the loop dies of a bug of ours."""
+        """``on_death`` is called in the thread if the loop dies of a bug of ours.
+
+        Afterwards what it was running is cancelled.
+        """
         self._name = name
         self._clock = clock
         self._on_death = on_death
@@ -51,12 +54,12 @@ class LoopThread:
     def _run(
         self, loop: asyncio.AbstractEventLoop, main: Callable[[], Coroutine[object, object, None]]
     ) -> None:
-        try:
-            with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            try:
                 runner.run(main())
-        except BaseException:
-            log.exception("the storage loop died: L3 is off until the next start")
-            self._on_death()
+            except BaseException:
+                log.exception("the storage loop died: L3 is off until the next start")
+                self._on_death()
 
 
 class _ClockedLoop(asyncio.SelectorEventLoop):

@@ -61,8 +61,9 @@ class PageStore:
         self._clock = clock
         self._name = type(backend).__name__
         self._codec = PageCodec(page_size, page_nbytes, backend.alignment)
+        self._num_pages = len(memory) // page_nbytes
         self._ledger = Ledger(
-            len(memory) // page_nbytes,
+            self._num_pages,
             max_batch=backend.max_batch,
             max_calls=config.concurrency,
             max_queued=config.queue_pages,
@@ -103,7 +104,7 @@ class PageStore:
         An outcome is True only where the page now holds, bit for bit, what was stored for exactly
         these tokens in this namespace. Where it is False the page may hold anything.
         """
-        assert len(pages) == len(target)
+        self._check_slots(pages, target)
         keys = [page.key for page in pages]
         self._submit(Operation("fetch", keys, op, namespace, pages, target))
 
@@ -118,7 +119,7 @@ class PageStore:
 
         Ends with ``Finished``. What does not fit into the queue is dropped.
         """
-        assert len(pages) == len(source)
+        self._check_slots(pages, source)
         keys = [page.key for page in pages]
         self._submit(Operation("store", keys, op, namespace, pages, source))
 
@@ -156,6 +157,13 @@ class PageStore:
         if self._conductor.found:
             self._take_chains(events)
         return events
+
+    def pump(self) -> None:
+        """Let the loop look at the clock and the queues now. Only who holds the clock needs this.
+
+        A loop whose clock is a test's cannot know that it was moved.
+        """
+        self._conductor.pump()
 
     def flush(self, timeout_s: float | None) -> bool:
         """Wait until the stores and deletes asked for so far are over; whether they are.
@@ -224,17 +232,22 @@ class PageStore:
 
     # ------------------------------------------------------------ helpers
 
+    def _check_slots(self, pages: Sequence[PageRef], slots: "array[int]") -> None:
+        assert len(pages) == len(slots)
+        assert not slots or min(slots) >= 0
+        assert not slots or max(slots) < self._num_pages
+
     def _submit(self, operation: Operation) -> None:
         if self._ledger.submit(operation):
             self._conductor.pump()
 
     def _watch(self) -> None:
         """Keep deadlines where the loop does not, since a backend blocks it."""
-        late = self._clock() - _STALL_S
-        if self._ledger.overdue(late):
+        now = self._clock()
+        if self._ledger.overdue(now - _STALL_S):
             self._ledger.refuse(AWAITED, "stalled")
-            self._conductor.expire(late)
             self._conductor.when_alive(self._ledger.accept, AWAITED, "stalled")
+        self._conductor.expire(now)
 
     def _take_chains(self, events: list[Event]) -> None:
         found, num_pages = self._conductor.found, 0

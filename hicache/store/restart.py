@@ -6,6 +6,8 @@ Only headers are noted: per page its tokens and two keys, some 300 bytes.
 from collections import defaultdict
 from collections.abc import Iterator
 
+from typing_extensions import Buffer
+
 from hicache.codec import PageCodec, parse
 from hicache.errors import CorruptPage
 from hicache.events import ChainFound
@@ -22,7 +24,7 @@ class Chains:
         """Each page's number and tokens."""
         self._children: defaultdict[bytes, list[PageKey]] = defaultdict(list)
 
-    def note(self, key: PageKey, header: bytes) -> bool:
+    def note(self, key: PageKey, header: Buffer) -> bool:
         """Take the header of one record in; whether it is a page of this namespace.
 
         What is of another namespace, format or shape, or contradicts itself, is passed over.

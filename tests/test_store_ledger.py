@@ -1,0 +1,506 @@
+"""The book-keeping of the store, with calls completed by hand."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from hicache.events import Event, Finished, OpId, Probed, Returned
+from hicache.keys import PageKey
+from hicache.store.ledger import Ledger
+from hicache.store.operations import AWAITED, KINDS, Call, Kind, Operation
+from tests.stores import page_refs, slots
+
+NOW = 100.0
+DEADLINE_S = 5.0
+
+
+def ledger(
+    num_pages: int = 1024, *, max_batch: int = 8, max_calls: int = 2, max_queued: int = 64
+) -> Ledger:
+    return Ledger(
+        num_pages,
+        max_batch=max_batch,
+        max_calls=max_calls,
+        max_queued=max_queued,
+        deadline_s=DEADLINE_S,
+        wake=threading.Event(),
+    )
+
+
+def operation(kind: Kind, num_keys: int, op: int | None, *, first: int = 0) -> Operation:
+    pages = page_refs(num_keys)
+    lent = slots(*range(first, first + num_keys)) if kind in ("fetch", "store") else slots()
+    keys = [page.key for page in pages]
+    return Operation(kind, keys, None if op is None else OpId(op), pages=pages, slots=lent)
+
+
+def take(books: Ledger) -> Call:
+    call = books.take(NOW)
+    books.check()
+    assert call is not None
+    return call
+
+
+def finish(books: Ledger, call: Call, *, is_good: bool = True) -> None:
+    books.finish(call, [is_good] * call.num_keys, "failed")
+    books.check()
+
+
+# ---------------------------------------------------------------- operations and batches
+
+
+def test_an_operation_without_keys_ends_at_once() -> None:
+    books = ledger()
+
+    assert not books.submit(operation("fetch", 0, 1))
+
+    assert books.drain() == [Finished(OpId(1), ())]
+    assert books.take(NOW) is None
+
+
+def test_a_large_operation_becomes_several_calls_and_one_event() -> None:
+    books = ledger(max_calls=3)
+    books.submit(operation("fetch", 20, 1))
+
+    calls = [take(books), take(books), take(books)]
+
+    assert [call.num_keys for call in calls] == [8, 8, 4]
+    assert [slot for call in calls for slot in call.slots] == list(range(20))
+    finish(books, calls[2])
+    finish(books, calls[0], is_good=False)
+    assert books.drain() == []
+    finish(books, calls[1])
+    assert books.drain() == [Finished(OpId(1), (False,) * 8 + (True,) * 12)]
+
+
+def test_small_operations_share_a_call() -> None:
+    books = ledger(max_calls=1)
+    books.submit(operation("fetch", 1, 9, first=90))
+    first = take(books)
+    for number in range(3):
+        books.submit(operation("fetch", 3, number, first=10 * number))
+    assert books.take(NOW) is None
+
+    finish(books, first)
+    call = take(books)
+
+    assert call.slots == [0, 1, 2, 10, 11, 12, 20, 21]
+    books.finish(call, [True] * 4 + [False] * 4, "failed")
+    done = [Finished(OpId(0), (True,) * 3), Finished(OpId(1), (True, False, False))]
+    assert books.drain() == [Finished(OpId(9), (True,)), *done]
+    assert take(books).slots == [22]
+
+
+def test_kinds_do_not_share_a_call() -> None:
+    books = ledger(max_calls=4)
+    books.submit(operation("store", 2, 1))
+    books.submit(operation("describe", 1, None))
+    books.submit(operation("describe", 1, None))
+    books.submit(operation("touch", 2, None))
+
+    kinds = [take(books).kind for _ in range(4)]
+
+    assert kinds == ["store", "describe", "describe", "touch"]
+
+
+def test_probes_go_before_fetches_and_reads_do_not_wait_behind_writes() -> None:
+    books = ledger(max_calls=2)
+    for number in range(3):
+        books.submit(operation("store", 8, number, first=10 * number))
+    books.submit(operation("fetch", 8, 10, first=100))
+    books.submit(operation("probe", 8, 11))
+
+    kinds = [take(books).kind for _ in range(4)]
+
+    assert kinds == ["probe", "fetch", "store", "store"]
+    assert books.take(NOW) is None
+
+
+def test_a_delete_runs_alone_among_writes() -> None:
+    books = ledger(max_calls=4)
+    books.submit(operation("store", 1, 1))
+    books.submit(operation("delete", 1, None))
+    books.submit(operation("store", 1, 2, first=5))
+
+    store = take(books)
+    assert books.take(NOW) is None
+    finish(books, store)
+    delete = take(books)
+    assert (delete.kind, books.take(NOW)) == ("delete", None)
+    finish(books, delete)
+
+    assert take(books).slots == [5]
+
+
+def test_a_delete_does_not_wait_for_a_store_that_was_given_up() -> None:
+    books = ledger(max_calls=4)
+    books.submit(operation("store", 1, 1))
+    books.submit(operation("delete", 1, None))
+
+    assert books.give_up(take(books))
+
+    assert take(books).kind == "delete"
+
+
+# ---------------------------------------------------------------- bounds
+
+
+@pytest.mark.parametrize("kind", AWAITED)
+def test_what_the_queue_has_no_room_for_fails_and_is_counted(kind: Kind) -> None:
+    books = ledger(max_queued=10)
+    books.submit(operation(kind, 7, 1))
+    books.submit(operation(kind, 7, 2, first=20))
+    assert not books.submit(operation(kind, 7, 3, first=40))
+
+    assert books.num_queued == {kind: 10}
+    assert books.num_dropped == {(kind, "queue_full"): 4 + 7}
+    over = books.drain()
+    assert [getattr(event, "op", None) for event in over] == [3]
+    finish(books, take(books))
+    finish(books, take(books))
+    ended = books.drain()[-1]
+    expected = (True, True, True, False, False, False, False)
+    assert ended == (Probed(OpId(2), expected) if kind == "probe" else Finished(OpId(2), expected))
+
+
+def test_deletes_are_not_dropped_where_stores_would_be() -> None:
+    books = ledger(max_queued=1)
+
+    books.submit(operation("delete", 100, None))
+
+    assert books.num_queued == {"delete": 100}
+
+
+def test_a_lane_never_holds_more_than_its_share_of_the_pool() -> None:
+    books = ledger(num_pages=160, max_calls=100)
+    books.submit(operation("fetch", 30, 1))
+    books.submit(operation("store", 30, 2, first=100))
+
+    calls = [take(books), take(books), take(books), take(books)]
+
+    assert [call.num_keys for call in calls] == [8, 2, 8, 2]
+    assert books.num_lent == 20 == 160 // 8
+    assert books.take(NOW) is None
+    finish(books, calls[0])
+    assert take(books).num_keys == 8
+
+
+def test_a_tiny_pool_lends_a_page_at_a_time() -> None:
+    books = ledger(num_pages=3)
+    books.submit(operation("fetch", 3, 1))
+
+    assert take(books).num_keys == 1
+    assert books.take(NOW) is None
+
+
+# ---------------------------------------------------------------- deadlines
+
+
+def overdue(books: Ledger) -> list[Call]:
+    return books.overdue(NOW + DEADLINE_S)
+
+
+def test_a_deadline_ends_the_waiting_and_the_return_ends_the_ownership() -> None:
+    books = ledger()
+    books.submit(operation("fetch", 3, 1))
+    call = take(books)
+    assert books.overdue(NOW + DEADLINE_S - 0.1) == []
+    assert overdue(books) == [call]
+
+    assert books.give_up(call)
+    assert not books.give_up(call)
+
+    assert overdue(books) == []
+    assert books.drain() == [Finished(OpId(1), (False,) * 3, is_returned=False)]
+    assert (books.num_lent, books.num_overdue) == (3, 3)
+    finish(books, call)
+    assert books.drain() == [Returned(OpId(1))]
+    assert (books.num_lent, books.num_overdue) == (0, 0)
+    assert not books.give_up(call)
+
+
+def test_an_operation_keeps_what_came_before_the_deadline() -> None:
+    books = ledger()
+    books.submit(operation("fetch", 10, 1))
+    first, second = take(books), take(books)
+
+    finish(books, first)
+    books.give_up(second)
+
+    assert books.drain() == [Finished(OpId(1), (True,) * 8 + (False,) * 2, is_returned=False)]
+    finish(books, second)
+    assert books.drain() == [Returned(OpId(1))]
+
+
+def test_a_call_that_returns_before_its_operation_ends_is_no_event() -> None:
+    books = ledger()
+    books.submit(operation("fetch", 10, 1))
+    first, second = take(books), take(books)
+
+    books.give_up(first)
+    finish(books, first)
+    finish(books, second)
+
+    assert books.drain() == [Finished(OpId(1), (False,) * 8 + (True,) * 2)]
+
+
+def test_an_operation_has_returned_when_its_last_call_has() -> None:
+    books = ledger()
+    books.submit(operation("store", 10, 1))
+    first, second = take(books), take(books)
+    books.give_up(first)
+    books.give_up(second)
+    assert books.drain() == [Finished(OpId(1), (False,) * 10, is_returned=False)]
+
+    finish(books, second)
+    assert books.drain() == []
+    finish(books, first)
+
+    assert books.drain() == [Returned(OpId(1))]
+
+
+def test_a_probe_that_is_given_up_holds_nothing() -> None:
+    books = ledger()
+    books.submit(operation("probe", 2, 1))
+    call = take(books)
+
+    books.give_up(call)
+    finish(books, call)
+
+    assert books.drain() == [Probed(OpId(1), (False, False))]
+
+
+def test_a_delete_that_is_given_up_is_nobodys_event() -> None:
+    books = ledger()
+    books.submit(operation("delete", 2, None))
+    call = take(books)
+
+    books.give_up(call)
+    finish(books, call)
+
+    assert books.drain() == []
+    assert books.wait_for_writes(0)
+
+
+def test_overdue_calls_make_room_for_others_until_the_lane_has_lent_its_share() -> None:
+    books = ledger(num_pages=160, max_calls=1)
+    books.submit(operation("fetch", 8, 1))
+    books.submit(operation("fetch", 8, 2, first=10))
+    books.submit(operation("fetch", 8, 3, first=20))
+    first = take(books)
+
+    books.give_up(first)
+    second = take(books)
+    assert second.num_keys == 2
+    books.give_up(second)
+
+    assert books.num_overdue == 10
+    ended = [event for event in books.drain() if isinstance(event, Finished)]
+    assert [(event.op, event.is_returned) for event in ended] == [(1, False), (2, False), (3, True)]
+    assert not books.submit(operation("fetch", 1, 4, first=30))
+    assert books.drain() == [Finished(OpId(4), (False,))]
+    assert books.num_dropped["fetch", "lent"] == 6 + 8 + 1
+    assert books.submit(operation("store", 1, 5, first=30))
+    assert books.submit(operation("probe", 1, 6))
+
+
+def test_a_lane_takes_in_again_when_its_overdue_pages_have_returned() -> None:
+    books = ledger(num_pages=16)
+    books.submit(operation("store", 1, 1))
+    call = take(books)
+    books.give_up(call)
+    assert not books.submit(operation("store", 1, 2, first=5))
+
+    finish(books, call)
+
+    assert books.submit(operation("store", 1, 3, first=5))
+
+
+# ---------------------------------------------------------------- cancel, refuse, pause
+
+
+def test_cancel_drops_what_has_not_begun() -> None:
+    books = ledger(max_calls=1)
+    books.submit(operation("fetch", 20, 1))
+    call = take(books)
+
+    books.cancel(OpId(1))
+    books.check()
+    assert books.drain() == []
+    finish(books, call)
+
+    assert books.drain() == [Finished(OpId(1), (True,) * 8 + (False,) * 12)]
+    assert books.num_dropped == {("fetch", "cancelled"): 12}
+    assert books.take(NOW) is None
+
+
+def test_cancel_of_what_is_queued_ends_it_and_others_move_up() -> None:
+    books = ledger()
+    books.submit(operation("fetch", 3, 1))
+    books.submit(operation("fetch", 3, 2, first=10))
+
+    books.cancel(OpId(1))
+    books.check()
+
+    assert books.drain() == [Finished(OpId(1), (False,) * 3)]
+    assert take(books).slots == [10, 11, 12]
+
+
+def test_a_cancelled_operation_in_mid_queue_is_passed_over() -> None:
+    books = ledger()
+    for number in range(3):
+        books.submit(operation("fetch", 2, number, first=10 * number))
+
+    books.cancel(OpId(1))
+
+    assert take(books).slots == [0, 1, 20, 21]
+
+
+def test_cancel_of_an_unknown_or_finished_operation_is_harmless() -> None:
+    books = ledger()
+    books.submit(operation("fetch", 1, 1))
+    finish(books, take(books))
+    events = books.drain()
+
+    books.cancel(OpId(1))
+    books.cancel(OpId(2))
+
+    assert (len(events), books.drain()) == (1, [])
+
+
+def test_an_overdue_operation_can_be_cancelled() -> None:
+    books = ledger()
+    books.submit(operation("fetch", 1, 1))
+    call = take(books)
+    books.give_up(call)
+
+    books.cancel(OpId(1))
+    finish(books, call)
+
+    assert books.drain() == [Finished(OpId(1), (False,), is_returned=False), Returned(OpId(1))]
+
+
+def test_what_is_refused_fails_at_once_whether_queued_or_new() -> None:
+    books = ledger(max_calls=1)
+    books.submit(operation("store", 10, 1))
+    running = take(books)
+    books.submit(operation("store", 2, 2, first=20))
+
+    books.refuse(["store"], "full")
+    books.submit(operation("store", 2, 3, first=30))
+
+    assert books.drain() == [Finished(OpId(2), (False,) * 2), Finished(OpId(3), (False,) * 2)]
+    finish(books, running)
+    assert books.drain() == [Finished(OpId(1), (True,) * 8 + (False,) * 2)]
+    assert books.num_dropped == {("store", "full"): 2 + 2 + 2}
+
+
+def test_two_reasons_to_refuse_must_both_go() -> None:
+    books = ledger()
+    books.refuse(["store"], "full")
+    books.refuse(AWAITED, "down")
+
+    books.accept(AWAITED, "down")
+    assert not books.submit(operation("store", 1, 1))
+    assert books.submit(operation("fetch", 1, 2))
+    books.accept(["store"], "full")
+
+    assert books.submit(operation("store", 1, 3, first=5))
+
+
+def test_while_paused_nothing_starts_and_deletes_are_kept() -> None:
+    books = ledger()
+    books.submit(operation("delete", 1, None))
+    books.pause()
+
+    assert books.take(NOW) is None
+    books.resume()
+
+    assert take(books).kind == "delete"
+
+
+# ---------------------------------------------------------------- waiting
+
+
+def test_waiting_for_writes_ends_when_they_have() -> None:
+    books = ledger()
+    books.submit(operation("store", 1, 1))
+    call = take(books)
+    assert not books.wait_for_writes(0)
+    waiter = threading.Thread(target=books.wait_for_writes, args=(20,))
+    waiter.start()
+
+    finish(books, call)
+    waiter.join(20)
+
+    assert not waiter.is_alive()
+
+
+def test_waiting_for_writes_does_not_wait_for_what_is_paused() -> None:
+    books = ledger()
+    books.submit(operation("delete", 1, None))
+    assert not books.wait_for_writes(0)
+
+    books.pause()
+
+    assert books.wait_for_writes(0)
+
+
+def test_reads_are_no_writes() -> None:
+    books = ledger()
+
+    books.submit(operation("fetch", 1, 1))
+
+    assert books.wait_for_writes(0)
+
+
+def test_wake_is_set_by_every_event() -> None:
+    wake = threading.Event()
+    books = Ledger(16, max_batch=1, max_calls=1, max_queued=1, deadline_s=1, wake=wake)
+    events: list[Event] = [Probed(OpId(1), ())]
+
+    books.emit(events[0])
+
+    assert wake.is_set()
+    assert books.drain() == events
+    assert books.drain() == []
+
+
+# ---------------------------------------------------------------- check() finds what is wrong
+
+
+def test_check_finds_a_page_lent_twice() -> None:
+    books = ledger()
+    books.submit(operation("fetch", 2, 1, first=5))
+    books.submit(operation("store", 2, 2, first=6))
+    books.take(NOW)
+    books.take(NOW)
+
+    with pytest.raises(AssertionError):
+        books.check()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda op: setattr(op, "num_resolved", 1),
+        lambda op: setattr(op, "stop", 1),
+        lambda op: op.outcomes.pop(),
+    ],
+    ids=["resolved twice", "fallen from the queue", "without an outcome"],
+)
+def test_check_finds_keys_that_got_lost(spoil: Callable[[Operation], None]) -> None:
+    books = ledger()
+    spoiled = operation("fetch", 2, 1)
+    books.submit(spoiled)
+
+    spoil(spoiled)
+
+    with pytest.raises(AssertionError):
+        books.check()
+
+
+def test_every_kind_has_keys() -> None:
+    assert {*KINDS} == {"probe", "fetch", "store", "delete", "touch", "describe"}
+    assert Operation("touch", [PageKey(bytes(32))]).num_queued == 0
