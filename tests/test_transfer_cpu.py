@@ -1,6 +1,7 @@
 """Copies in a thread."""
 
 import logging
+import os
 import threading
 from array import array
 from collections.abc import Iterator, Sequence
@@ -207,6 +208,25 @@ def test_closing_does_what_was_asked_for_first() -> None:
     assert sorted(entry.op for entry in opened.transfer.drain()) == [1, 2]
     with pytest.raises(TransferError):
         opened.transfer.load(OpId(3), slots(0), slots(0))
+
+
+def test_copies_start_no_threads_of_torch() -> None:
+    layout = KVLayout(8, 2, 64, "float32", 128)  # 1 MiB, which torch would share among threads
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        opened = Opened(layout, num_pages=8)
+        before = len(os.listdir("/proc/self/task"))
+
+        opened.transfer.back_up(OpId(1), array("i", range(8)), array("i", range(8)))
+        opened.finished(1)
+        after = len(os.listdir("/proc/self/task"))
+        opened.transfer.close()
+
+        assert after == before
+        assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 # ---------------------------------------------------------------- failures

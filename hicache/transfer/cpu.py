@@ -17,7 +17,6 @@ from torch import Tensor
 from hicache.actions import Tier
 from hicache.errors import TransferError
 from hicache.events import Finished, OpId
-from hicache.layout import KVLayout
 from hicache.transfer.base import Pool, Transfer, Wake
 from hicache.transfer.runs import Run, pieces, runs
 
@@ -26,16 +25,18 @@ logger = logging.getLogger(__name__)
 _TURN_NBYTES = 64 << 20
 """A back-up lets loads pass after this much: some milliseconds."""
 
-_PIECE_ELEMENTS = 1 << 15
-"""torch copies more than this with several threads, which would compete with the computation for
-processors. One element is 16 bytes where the page size allows."""
+_ELEMENTS = (torch.float64, torch.float32, torch.uint8)
+"""Widest first; torch copies wider ones, which are complex numbers, more slowly."""
+
+_MAX_VIEWS = 1 << 14
+"""Pages of a pool whose tensors are kept: to make one costs as much as to copy 10 KiB."""
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
     op: OpId
-    source: Tensor
-    target: Tensor
+    source: "PageViews"
+    target: "PageViews"
     num_pages: int
     turns: Iterator[Sequence[Run]]
     is_over: threading.Event = field(default_factory=threading.Event)
@@ -63,8 +64,8 @@ class CpuTransfer(Transfer):
         self.num_dropped = 0
         """Back-ups that found the queue full."""
         self._layout = device.layout
-        self._device = _flat(device.pages, self._layout)
-        self._host = _flat(host.pages, self._layout)
+        self._device = PageViews(device)
+        self._host = PageViews(host)
         self._wake = wake
         self._max_waiting_pages = max_waiting_pages
         self._turn_pages = max(1, _TURN_NBYTES // self._layout.page_nbytes)
@@ -76,7 +77,8 @@ class CpuTransfer(Transfer):
         self._finished: list[Finished] = []
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="hicache-transfer", daemon=True)
-        self._thread.start()
+        self._is_alone = threading.Event()
+        self._start()
 
     def load(self, op: OpId, source: "array[int]", target: "array[int]") -> None:
         """Copy pages L2 to L1, before any back-up that waits."""
@@ -128,8 +130,8 @@ class CpuTransfer(Transfer):
     def _job(
         self,
         op: OpId,
-        source: Tensor,
-        target: Tensor,
+        source: "PageViews",
+        target: "PageViews",
         source_slots: "array[int]",
         target_slots: "array[int]",
     ) -> _Job:
@@ -148,9 +150,24 @@ class CpuTransfer(Transfer):
             self._by_op[job.op] = job
             self._condition.notify()
 
+    def _start(self) -> None:
+        """Start the thread, which copies alone: helpers of torch would take the processors of
+        the computation.
+
+        torch sets the number of helpers for the thread that asks and for those that come later.
+        So the thread sets its own, and this one puts back what others have.
+        """
+        num_threads = torch.get_num_threads()
+        self._thread.start()
+        self._is_alone.wait()
+        torch.set_num_threads(num_threads)
+
     # ------------------------------------------------------------ in the thread
 
     def _run(self) -> None:
+        torch.get_num_threads()  # makes torch set this thread up; it would undo the next line
+        torch.set_num_threads(1)
+        self._is_alone.set()
         while (queue := self._next()) is not None:
             job = queue[0]
             turn: Sequence[Run] | None = None
@@ -184,34 +201,40 @@ class CpuTransfer(Transfer):
             self._wake.set()
 
 
-def copy_pages(source: Tensor, target: Tensor, chosen: Sequence[Run]) -> None:
-    """Copy whole pages between two pools, ``[N, elements of a page]`` each.
+class PageViews:
+    """The pages of a pool as flat tensors, made when they are first used."""
+
+    def __init__(self, pool: Pool) -> None:
+        page_nbytes = pool.layout.page_nbytes
+        flat = pool.pages.view(-1).view(torch.uint8)
+        dtype = next(dtype for dtype in _ELEMENTS if page_nbytes % dtype.itemsize == 0)
+        self._pages = flat.view(dtype).view(len(pool.pages), -1 if len(pool.pages) else 1)
+        self._made: dict[int, Tensor] = {}
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    def run(self, first: int, length: int) -> Tensor:
+        """Return ``length`` pages as one flat tensor."""
+        if length > 1:
+            return self._pages[first : first + length].view(-1)
+        page = self._made.get(first)
+        if page is None:
+            page = self._pages[first]
+            if len(self._made) < _MAX_VIEWS:
+                self._made[first] = page
+        return page
+
+
+def copy_pages(source: PageViews, target: PageViews, chosen: Sequence[Run]) -> None:
+    """Copy whole pages between two pools.
 
     All copies are one call into torch: it lets go of the GIL once, where a call a page would
     wait for it a page (5 ms each, behind a thread busy in Python).
     """
-    sources: list[Tensor] = []
-    targets: list[Tensor] = []
-    page = source.shape[1]
-    for from_slot, to_slot, length in chosen:
-        if length == 1:
-            from_pages, to_pages = source[from_slot], target[to_slot]
-        else:
-            from_pages = source[from_slot : from_slot + length].view(-1)
-            to_pages = target[to_slot : to_slot + length].view(-1)
-        if length * page <= _PIECE_ELEMENTS:
-            sources.append(from_pages)
-            targets.append(to_pages)
-        else:
-            sizes = _piece_sizes(length * page)
-            sources += from_pages.split_with_sizes(sizes)
-            targets += to_pages.split_with_sizes(sizes)
+    targets = [target.run(run.target, run.length) for run in chosen]
+    sources = [source.run(run.source, run.length) for run in chosen]
     torch._foreach_copy_(targets, sources)  # pyright: ignore[reportPrivateImportUsage]
-
-
-def _piece_sizes(num_elements: int) -> list[int]:
-    whole, rest = divmod(num_elements, _PIECE_ELEMENTS)
-    return [_PIECE_ELEMENTS] * whole + ([rest] if rest else [])
 
 
 def _turns(whole: Iterator[Run], turn_pages: int) -> Iterator[Sequence[Run]]:
@@ -226,13 +249,3 @@ def _turns(whole: Iterator[Run], turn_pages: int) -> Iterator[Sequence[Run]]:
             turn, num_pages = [], 0
     if turn:
         yield turn
-
-
-def _flat(pages: Tensor, layout: KVLayout) -> Tensor:
-    """Return the pool as ``[N, elements of a page]`` of the widest element that divides a page."""
-    wide = pages.view(len(pages), -1) if len(pages) else pages.new_empty((0, layout.page_nbytes))
-    wide = wide.view(torch.uint8)
-    for dtype, nbytes in ((torch.complex128, 16), (torch.float64, 8), (torch.float32, 4)):
-        if layout.page_nbytes % nbytes == 0:
-            return wide.view(dtype)
-    return wide

@@ -35,7 +35,12 @@ def pieces(
     pool in one piece.
     """
     assert max_length > 0
-    for source, target, length in whole:
+    is_chunked = bool(source_chunk or target_chunk)
+    for run in whole:
+        source, target, length = run
+        if length <= max_length and not is_chunked:
+            yield run
+            continue
         done = 0
         while done < length:
             taken = min(max_length, length - done)
