@@ -18,6 +18,10 @@ class WritePolicy:
         """Whether the pages of a node in L1 should be written down now."""
         return True
 
+    def is_due_when_demoted(self, node: Node) -> bool:
+        """Whether pages that eviction has just brought from L1 to L2 should be stored."""
+        return self.is_due(node)
+
 
 class WriteThroughSelective(WritePolicy):
     """``write_through_selective``: at the second distinct request that uses them."""
@@ -36,6 +40,9 @@ class WriteBack(WritePolicy):
 
     def is_due(self, node: Node) -> bool:
         return False
+
+    def is_due_when_demoted(self, node: Node) -> bool:
+        return True
 
 
 POLICIES: dict[str, WritePolicy] = {
