@@ -41,8 +41,15 @@ class Turn:
 class ChatClient:
     """One chat with one server; keeps its history."""
 
-    def __init__(self, url: str, model: str | None = None, system: str | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        model: str | None = None,
+        system: str | None = None,
+        max_tokens: int | None = None,
+    ) -> None:
         """Find the server; raise ``InputError`` in one line where there is none."""
+        self._max_tokens = max_tokens
         self.url = url.rstrip("/")
         self._http = httpx.Client(timeout=TIMEOUT)
         self._system = system
@@ -80,6 +87,7 @@ class ChatClient:
         body = {
             "model": self.model,
             "messages": messages,
+            "max_tokens": self._max_tokens,
             "stream": True,
             "stream_options": {"include_usage": True},
         }

@@ -228,11 +228,12 @@ def test_an_llm_completes_prompts_in_their_order(llama: LoadedModel) -> None:
 def test_an_llm_takes_text_tokens_and_chats(llama: LoadedModel) -> None:
     config = settings(engine__max_batch=2)
     chat = [{"role": "user", "content": "What is the capital of France?"}]
+    both: list[str | list[int]] = ["the quick brown fox", prompt(5)]
 
     with LLM(llama.directory, config, open_cache=PrivatePages.open) as llm:
         by_text = llm.generate("the quick brown fox", GREEDY)
         by_tokens = llm.generate(llama.encode("the quick brown fox"), GREEDY)
-        of_both = llm.generate(["the quick brown fox", prompt(5)], GREEDY)
+        of_both = llm.generate(both, GREEDY)
         by_chat = llm.chat(chat, GREEDY)
         of_chats = llm.chat([chat, chat], GREEDY)
         nothing = llm.generate([], GREEDY)

@@ -52,8 +52,7 @@ def decoding(sequence: int, priority: int = 0) -> Request:
 
 
 def scheduler(**settings: object) -> Scheduler:
-    made = Scheduler(page_size=PAGE_SIZE, **settings)  # type: ignore[arg-type]
-    return made
+    return Scheduler(page_size=PAGE_SIZE, **settings)  # type: ignore[arg-type]
 
 
 def sequences(requests: Sequence[Request]) -> list[int]:
