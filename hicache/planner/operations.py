@@ -61,6 +61,8 @@ class Operation:
     """A back-up after which the L1 pages are freed."""
     is_forced: bool = False
     """A back-up that is to be stored whatever the policy."""
+    is_retry: bool = False
+    """A back-up whose consequences must not evict anything from L2."""
     is_cancelled: bool = False
     is_overdue: bool = False
     """Its deadline has passed; the backend's call still owns the orphans."""

@@ -262,9 +262,9 @@ class Planner:
         keys: list[PageKey] = []
         for node in reversed(nodes):
             keys += [node.key(index) for index in range(node.stored)]
-            if not node.storing:
-                node.stored = 0
-            self._books.drop_copies(node)
+            if not node.children:  # else something below is needed, and this leads to it
+                node.stored = node.stored if node.storing else 0
+                self._books.drop_copies(node)
         if keys:
             self._books.actions.append(Delete(keys))
 

@@ -76,6 +76,8 @@ class Residency:
         self.detached: set[Node] = set()
         """Nodes outside every tree whose host pages are still held or arriving."""
         self.kept: set[Node] = set()
+        self.skipped: set[Node] = set()
+        """Nodes that L2 keeps for the sake of what is below them, for now."""
         self.ghosts: OrderedDict[bytes, tuple[Tier, float]] = OrderedDict()
         self.actions: list[Action] = []
         self.facts: list[Fact] = []
@@ -150,6 +152,7 @@ class Residency:
             self.device_order.discard(part)
             self.host_order.discard(part)
             self.kept.discard(part)
+            self.skipped.discard(part)
         merged = tree.merge(run)
         self.refresh(merged)
         return merged
@@ -247,6 +250,8 @@ class Residency:
         slots.free(op.orphans)
         op.orphans = array("i")
         self.demotions.discard(op)
+        while self.skipped:
+            self.refresh(self.skipped.pop())
         del self.operations[op.id]
 
     # ------------------------------------------------------------ room in L1
@@ -344,8 +349,13 @@ class Residency:
             if not self._is_last_copy_needed(victim):
                 self._evict_host(victim, num_pages - self.host_slots.num_free)
             else:
-                self.host_order.discard(victim)
+                self._skip(victim)
         return self.host_slots.allocate(num_pages)
+
+    def _skip(self, node: Node) -> None:
+        """Take a node out of the order until some operation has ended."""
+        self.host_order.discard(node)
+        self.skipped.add(node)
 
     def back_up(self, node: Node, num_pages: int) -> Operation | None:
         """Copy a node's L1 pages up to ``num_pages`` to L2; None if L2 has no room."""
@@ -371,7 +381,7 @@ class Residency:
         """Empty L2 of all that may be evicted."""
         while (victim := self.host_order.first()) is not None:
             if self._is_last_copy_needed(victim):
-                self.host_order.discard(victim)
+                self._skip(victim)
             else:
                 self._evict_host(victim, len(victim.host.slots))
 
@@ -388,8 +398,7 @@ class Residency:
             self.set_pages(node, "host", NO_SLOTS)
             self.host_slots.free(freed)
             self.facts.append(Fact("dropped", "host", "forgotten", len(freed)))
-        if not node.children:
-            self.settle(node, "host")
+        self.settle(node, "host")
 
     def _evict_host(self, victim: Node, num_pages: int) -> None:
         num_pages = min(num_pages, len(victim.host.slots))
@@ -484,6 +493,7 @@ class Residency:
 
     def _forget(self, node: Node) -> None:
         self.kept.discard(node)
+        self.skipped.discard(node)
         self.device_order.discard(node)
         self.host_order.discard(node)
 
@@ -538,5 +548,4 @@ class Residency:
         device, host = node.device.entry, node.host.entry
         self.refresh(node)
         assert node.device.entry is device, f"stale in the order of L1: {node}"
-        if host is None or node.host.entry is None:
-            assert node.host.entry is host or not self._is_last_copy_needed(node), node
+        assert node.host.entry is host or node in self.skipped, f"stale in that of L2: {node}"

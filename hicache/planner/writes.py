@@ -78,7 +78,7 @@ class Writes:
                 books.facts.append(Fact("failed", "host", "back_up", expected - good))
                 self._waiting.clear()
             elif op.is_forced or self._config.writing.is_due_when_demoted(node):
-                self._dirty[node] = None
+                (self._retry if op.is_retry else self._dirty)[node] = None
             if node.parent is not None:
                 books.settle(node, "host")
                 if op.is_demotion and good == expected:
@@ -155,7 +155,7 @@ class Writes:
                 op = self._books.back_up(part, len(part.device.slots))
                 if op is None:
                     break
-                op.is_forced = is_forced
+                op.is_forced, op.is_retry = is_forced, not may_evict
             is_ready = is_ready and not part.host.incoming
             num_ready += is_ready
         else:
@@ -163,9 +163,9 @@ class Writes:
         for part in path:
             part.host.holds -= 1
             self._books.refresh(part)
-        if not self._books.is_storage_up or self._store(path[:num_ready]):
-            if is_ready:
-                self._waiting.pop(node, None)
+        is_all = not self._books.is_storage_up or self._store(path[:num_ready])
+        if is_all and is_ready:
+            self._waiting.pop(node, None)
         return is_ready or not is_forced or node in self._waiting
 
     def _has_room(self, node: Node, is_forced: bool) -> bool:
