@@ -11,8 +11,8 @@ from torch import Tensor
 from hicache.errors import TransferError
 from hicache.events import Finished, OpId
 from hicache.layout import KVLayout
-from hicache.pools import DevicePool, HostPool
-from hicache.transfer import CudaTransfer
+from hicache.pools import CudaRegistrar, DevicePool, HostPool
+from hicache.transfer import CudaTransfer, open_transfer
 from tests.fake_streams import FakeGpu, Fence
 from tests.test_pools import FakeRegistrar
 
@@ -376,9 +376,6 @@ def test_closing_ends_also_on_a_gpu_that_failed() -> None:
 
 @pytest.mark.gpu
 def test_pages_come_back_from_a_real_gpu() -> None:
-    from hicache.pools import CudaRegistrar
-    from hicache.transfer import open_transfer
-
     layout = KVLayout(8, 2, 64, "bfloat16", 64)
     device = DevicePool(layout, 64, "cuda")
     host = HostPool(layout, 64, CudaRegistrar())

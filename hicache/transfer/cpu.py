@@ -1,7 +1,8 @@
 """Copies where L1 is a tensor on the CPU: one thread that copies whole pages.
 
-A page of all layers is one stretch of memory, and a load takes about 1 % of the time that
-computing its tokens would, so a load arrives as a whole: parts by layer would only add calls.
+A page of all layers is one stretch of memory, and a load is short: 1,888 tokens of a small model
+arrive in 15 ms, where computing 112 more takes 450. So a load arrives as a whole; by layers it
+could save 3 % at best, and small pages would cost more calls.
 """
 
 import logging
