@@ -1,75 +1,23 @@
 """What the engine asks of a cache: the calls of ``HiCache``, and who else answers them.
 
 The engine knows no more of the cache than this file. ``HiCache`` shares pages between requests
-and keeps them in three tiers; ``PrivatePages`` shares nothing. All calls but ``wait`` of a lease
-come from the step thread.
+and keeps them in three tiers; ``PrivatePages`` shares nothing. All calls come from the step
+thread.
 """
 
 import time
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
 
 from hicache.actions import HitTokens, Refuse, Wait
+from hicache.cache import Lease, Polled
 from hicache.config import CacheConfig
 from hicache.events import RequestId
 from hicache.keys import NamespaceDigest
 from hicache.layout import KVLayout
 from hicache.namespace import Namespace
-
-
-class Lease(Protocol):
-    """A granted request's claim on its pages in L1."""
-
-    @property
-    def request(self) -> RequestId:
-        """Whose it is."""
-        ...
-
-    @property
-    def slots(self) -> "array[int]":
-        """The L1 slot of each of its pages, in order. Grows in place."""
-        ...
-
-    @property
-    def hit(self) -> HitTokens:
-        """What need not be computed: compute from token ``hit.total`` on."""
-        ...
-
-    @property
-    def num_committed_pages(self) -> int:
-        """How many leading pages the cache already knows."""
-        ...
-
-    @property
-    def num_valid_tokens(self) -> int:
-        """How many leading tokens have KV, after a revoke."""
-        ...
-
-    @property
-    def is_intact(self) -> bool:
-        """False where a load failed: what was computed from it is worth nothing."""
-        ...
-
-    def wait(self, layer: int) -> None:
-        """Return when this layer of what is being loaded may be read."""
-        ...
-
-
-class Polled(Protocol):
-    """What became of leases since the last poll."""
-
-    @property
-    def revoked(self) -> Sequence[Lease]:
-        """Those of which only ``num_valid_tokens`` are valid now."""
-        ...
-
-    @property
-    def preempted(self) -> Sequence[Lease]:
-        """Those that should be released, to make room for others."""
-        ...
 
 
 class Cache(Protocol):

@@ -9,7 +9,7 @@ from array import array
 from dataclasses import dataclass
 
 from hicache.actions import HitTokens
-from hicache.engine.caching import Lease
+from hicache.cache import Lease
 from hicache.engine.generation import Generation
 from hicache.engine.sampling import Sampler
 from hicache.engine.stopping import Answer

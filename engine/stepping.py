@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from hicache.actions import HitTokens, Refuse, Wait
-from hicache.engine.caching import Cache, Lease, Polled, TimedCache
+from hicache.cache import Lease, Polled
+from hicache.engine.caching import Cache, TimedCache
 from hicache.engine.counters import Counters
 from hicache.engine.outputs import FinishReason, Output
 from hicache.engine.requests import Request

@@ -5,46 +5,21 @@ cache" means, and what the engine is tested with where the cache is not the ques
 """
 
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
 
 from hicache.actions import HitTokens, Refuse, Wait
+from hicache.cache import Lease, Polled
 from hicache.config import CacheConfig
-from hicache.engine.caching import Lease
 from hicache.errors import ConfigError
-from hicache.events import RequestId
+from hicache.events import OpId, RequestId
 from hicache.keys import TOKEN_NBYTES, NamespaceDigest
 from hicache.layout import KVLayout
 from hicache.machine import available_nbytes
 from hicache.namespace import Namespace
 from hicache.sizes import Size
 
-NO_HIT = HitTokens()
-
-
-@dataclass(slots=True)
-class PrivateLease:
-    """The pages of one request. Nothing is ever on its way to them."""
-
-    request: RequestId
-    slots: "array[int]" = field(default_factory=lambda: array("i"))
-    hit: HitTokens = NO_HIT
-    num_committed_pages: int = 0
-    num_valid_tokens: int = 0
-    is_intact: bool = True
-
-    def wait(self, layer: int) -> None:
-        """Return at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class NothingPolled:
-    """No lease is ever revoked, and no request preempted."""
-
-    revoked: Sequence[Lease] = ()
-    preempted: Sequence[Lease] = ()
+NO_NAMESPACE = NamespaceDigest(b"")
 
 
 class PrivatePages:
@@ -57,7 +32,7 @@ class PrivatePages:
         self.page_size = layout.page_size
         self._free = array("i", range(num_pages - 1, -1, -1))
         self._num_tokens: dict[RequestId, int] = {}
-        self._leases: dict[RequestId, PrivateLease] = {}
+        self._leases: dict[RequestId, Lease] = {}
 
     @classmethod
     def open(cls, layout: KVLayout, config: CacheConfig, device: str) -> "PrivatePages":
@@ -104,7 +79,17 @@ class PrivatePages:
         num_tokens = self._num_tokens[request]
         if self._pages(num_tokens) > len(self.device_pages):
             return Refuse(request, f"{num_tokens} tokens do not fit into L1")
-        lease = PrivateLease(request)
+        lease = Lease(
+            request=request,
+            namespace=NO_NAMESPACE,
+            slots=array("i"),
+            hit=HitTokens(),
+            num_committed_pages=0,
+            num_valid_tokens=0,
+            loads=set(),
+            wait_for_load=_nothing_to_wait_for,
+            confirm=_nothing_to_confirm,
+        )
         if not self._grow(lease, self._pages(min(num_tokens_ahead, num_tokens))):
             return Wait(request, "device_full")
         self._leases[request] = lease
@@ -129,9 +114,9 @@ class PrivatePages:
         if lease is not None:
             self._free.extend(reversed(lease.slots))
 
-    def poll(self) -> NothingPolled:
+    def poll(self) -> Polled:
         """Return that nothing happened."""
-        return NothingPolled()
+        return Polled()
 
     def measured(self, num_tokens: int, seconds: float) -> None:
         """Take no interest."""
@@ -153,9 +138,17 @@ class PrivatePages:
     def _pages(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
 
-    def _grow(self, lease: PrivateLease, num_pages: int) -> bool:
+    def _grow(self, lease: Lease, num_pages: int) -> bool:
         num_missing = num_pages - len(lease.slots)
         if num_missing > len(self._free):
             return False
         lease.slots.extend(self._free.pop() for _ in range(num_missing))
         return True
+
+
+def _nothing_to_wait_for(op: OpId, layer: int) -> None:
+    raise AssertionError("nothing is ever loaded")
+
+
+def _nothing_to_confirm(lease: Lease) -> None:
+    raise AssertionError("nothing is ever loaded")

@@ -8,13 +8,14 @@ from collections.abc import Iterator, Sequence
 import torch
 import uvicorn
 
+from hicache.cache import Polled
 from hicache.config import Config, load
 from hicache.engine.caching import OpenCache
 from hicache.engine.engine import Engine
 from hicache.engine.model import LoadedModel
 from hicache.engine.outputs import SamplingParams
 from hicache.engine.server import build_app
-from hicache.engine.uncached import NothingPolled, PrivatePages
+from hicache.engine.uncached import PrivatePages
 from hicache.layout import KVLayout
 
 
@@ -35,7 +36,7 @@ class GatedPages(PrivatePages):
         self._is_open = True
         self._permits.release()
 
-    def poll(self) -> NothingPolled:
+    def poll(self) -> Polled:
         """Wait at the gate."""
         if not self._is_open:
             self._permits.acquire()
