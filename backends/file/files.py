@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from typing_extensions import Buffer
@@ -22,6 +23,8 @@ from hicache.keys import KEY_NBYTES, PageKey
 MINUTE_NS = 60 * 10**9
 _DEEPEST = 59_999_999
 _ABANDONED_S = 3600.0
+_MOST_TRIES = 4
+"""Somebody may remove a directory while we make it."""
 
 
 def stamp_ns(minute: int, number: int) -> int:
@@ -115,6 +118,8 @@ class RecordFiles:
             os.unlink(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
+        with suppress(OSError):
+            os.rmdir(os.path.dirname(path))  # else a small store would be mostly directories
         return status.st_size
 
     def touch(self, key: PageKey, minute: int) -> None:
@@ -164,13 +169,17 @@ class RecordFiles:
             yield from (file.name for file in files if file.name.endswith(suffix))
 
     def _publish(self, temporary: Path, path: str) -> None:
-        try:
-            os.rename(temporary, path)
-        except FileNotFoundError:
-            parent = os.path.dirname(path)
-            os.makedirs(os.path.dirname(parent), 0o700, exist_ok=True)
-            os.makedirs(parent, 0o700, exist_ok=True)
-            os.rename(temporary, path)
+        for _ in range(_MOST_TRIES):
+            try:
+                os.rename(temporary, path)
+            except FileNotFoundError:
+                parent = os.path.dirname(path)
+                os.makedirs(os.path.dirname(parent), 0o700, exist_ok=True)
+                with suppress(FileExistsError):
+                    os.mkdir(parent, 0o700)
+            else:
+                return
+        os.rename(temporary, path)
 
 
 class Damaged(Exception):

@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 HIGH = 0.95
 LOW = 0.85
+_FORGET_BATCH = 256
+"""Records a transaction: LMDB copies each page that one changes, and has little room for that."""
 _COPY_NBYTES = 8 * 1024 * 1024
 
 
@@ -134,6 +136,12 @@ class Evictor:
         reserved, num_records = self._held()
         return reserved + capacity <= budget_nbytes and num_records <= most_records
 
+    @property
+    def is_crowded(self) -> bool:
+        """Whether there are more records than the index is made for."""
+        with self._index.view() as view:
+            return view.num_records > self._index.max_records
+
     def _held(self) -> tuple[int, int]:
         with self._index.view() as view:
             return sum(one.capacity for one in view.segments().values()), view.num_records
@@ -232,18 +240,18 @@ class Evictor:
 
     def _forget(self, segment: int, keys: Sequence[PageKey], placed: Sequence[Placed]) -> None:
         moved = {one.key: one for one in placed}
+        for start in range(0, len(keys), _FORGET_BATCH):
+            with self._index.change() as change:
+                entered: list[Placed] = []
+                for key in keys[start : start + _FORGET_BATCH]:
+                    entry = change.entry(key)
+                    if entry is None or entry.segment != segment:
+                        continue
+                    if key in moved:
+                        entered.append(moved[key])
+                    else:
+                        change.remove(key)
+                        self.num_evicted += 1
+                self._appender.enter(change, entered)
         with self._index.change() as change:
-            entered: list[Placed] = []
-            num_gone = 0
-            for key in keys:
-                entry = change.entry(key)
-                if entry is None or entry.segment != segment:
-                    continue
-                if key in moved:
-                    entered.append(moved[key])
-                else:
-                    change.remove(key)
-                    num_gone += 1
             change.remove_segment(segment)
-            self._appender.enter(change, entered)
-        self.num_evicted += num_gone

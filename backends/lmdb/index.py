@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from hicache.disk.frame import FRAME_NBYTES
 from hicache.errors import StorageUnavailable
-from hicache.keys import PageKey
+from hicache.keys import KEY_NBYTES, PageKey
 
 MAX_READERS = 512
 LOCK_NBYTES = 128 * 1024
 """More than the lock file takes, of the budget."""
-RECORD_NBYTES = 256
-"""Index bytes to reckon with for a record: twice what it takes, for pages that are copied."""
+RECORD_NBYTES = 320
+"""Index bytes to reckon with for a record: three times what it takes, for pages that are copied."""
 _ENTRY = struct.Struct("<QQIII")
 _SEGMENT = struct.Struct("<QQI")
 _ID = struct.Struct("<Q")
@@ -91,16 +91,16 @@ class View:
 
     def entry(self, key: bytes) -> Entry | None:
         packed = self._txn.get(key, db=self._records)
-        return None if packed is None else Entry._make(_ENTRY.unpack(packed))
+        return None if packed is None else Entry._make(_unpack(_ENTRY, packed))
 
     def segment(self, number: int) -> Segment | None:
         packed = self._txn.get(_ID.pack(number), db=self._segments)
-        return None if packed is None else Segment._make(_SEGMENT.unpack(packed))
+        return None if packed is None else Segment._make(_unpack(_SEGMENT, packed))
 
     def segments(self) -> dict[int, Segment]:
         """Return every segment. O(segments), some hundreds."""
         return {
-            _ID.unpack(name)[0]: Segment._make(_SEGMENT.unpack(packed))
+            _unpack(_ID, name)[0]: Segment._make(_unpack(_SEGMENT, packed))
             for name, packed in self._txn.cursor(self._segments)
         }
 
@@ -126,7 +126,7 @@ class Change(View):
 
 
 class Index:
-    """An open index. Any thread may read; one thread writes."""
+    """An open index. Any thread may call anything; LMDB lets one write at a time."""
 
     def __init__(self, path: Path, map_nbytes: int) -> None:
         """Open or make it. ``map_nbytes`` 0 takes the size that it was made with."""
@@ -141,24 +141,26 @@ class Index:
             metasync=False,
             readahead=False,
         )
-        self._env.reader_check()
-        self._records = self._env.open_db(b"records")
-        self._segments = self._env.open_db(b"segments")
-        self._fd = os.open(path, os.O_RDONLY)
-        self._least_nbytes = 0
-
-    @property
-    def max_records(self) -> int:
+        try:
+            self._env.reader_check()
+            self._records = self._env.open_db(b"records")
+            self._segments = self._env.open_db(b"segments")
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except BaseException:
+            self._env.close()
+            raise
+        self.max_records = int(self._env.info()["map_size"]) // RECORD_NBYTES
         """How many records fit for certain."""
-        return int(self._env.info()["map_size"]) // RECORD_NBYTES
+        self._least_nbytes = 0
 
     def look_up(self, keys: Sequence[PageKey]) -> list[Entry | None]:
         """Return where each record is, at one moment; ``None`` where absent."""
         self._check()
-        unpack, make = _ENTRY.unpack, Entry._make
         with self._env.begin(db=self._records) as txn:
             found = [txn.get(key) for key in keys]
-        return [None if packed is None else make(unpack(packed)) for packed in found]
+        return [
+            None if packed is None else Entry._make(_unpack(_ENTRY, packed)) for packed in found
+        ]
 
     def snapshot(self) -> Snapshot:
         """Return every record. O(records), 0.3 us each."""
@@ -166,6 +168,8 @@ class Index:
         with self._env.begin(db=self._records) as txn:
             items = list(txn.cursor())
         packed = b"".join(value for _, value in items)
+        if any(len(key) != KEY_NBYTES or len(value) != _ENTRY.size for key, value in items):
+            raise IndexLost("the index is damaged: a record of another length")
         return Snapshot([PageKey(key) for key, _ in items], np.frombuffer(packed, ENTRY_DTYPE))
 
     @contextmanager
@@ -200,6 +204,12 @@ class Index:
         if nbytes < self._least_nbytes:
             raise IndexLost("the index was cut short by somebody else")
         self._least_nbytes = nbytes
+
+
+def _unpack(form: struct.Struct, packed: bytes) -> tuple[int, ...]:
+    if len(packed) != form.size:
+        raise IndexLost("the index is damaged: a value of another length")
+    return form.unpack(packed)
 
 
 def entries_of(snapshot: Snapshot, positions: NDArray[np.intp]) -> list[tuple[PageKey, Entry]]:

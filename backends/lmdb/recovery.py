@@ -11,10 +11,11 @@ import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import lmdb
 import numpy as np
 from lmdb import verify
 
-from hicache.backends.lmdb.index import Change, Entry, Index, Segment, Snapshot
+from hicache.backends.lmdb.index import Change, Entry, Index, IndexLost, Segment, Snapshot
 from hicache.backends.lmdb.segments import SegmentFiles, frames
 from hicache.disk.directory import TEMPORARY_SUFFIX
 from hicache.keys import PageKey
@@ -23,6 +24,15 @@ logger = logging.getLogger(__name__)
 
 _BATCH = 4096
 _verify: Callable[..., list[str]] = verify.verify
+_DAMAGED = (
+    lmdb.CorruptedError,
+    lmdb.IncompatibleError,
+    lmdb.InvalidError,
+    lmdb.PageNotFoundError,
+    lmdb.PanicError,
+    lmdb.VersionMismatchError,
+    IndexLost,
+)
 _UNREADABLE = (verify.VerifyError, struct.error, ValueError, IndexError, OverflowError)
 
 
@@ -56,7 +66,27 @@ def discard(path: Path) -> None:
     path.with_name(f"{path.name}-lock").unlink(missing_ok=True)
 
 
-def reconcile(files: SegmentFiles, index: Index) -> None:
+def open_reconciled(path: Path, map_nbytes: int, files: SegmentFiles) -> Index:
+    """Return the index, in agreement with the segments; made again where it cannot be read."""
+    try:
+        return _opened(path, map_nbytes, files)
+    except _DAMAGED as error:
+        logger.warning("%s: damaged (%s): making it again", path, error)
+    discard(path)
+    return _opened(path, map_nbytes, files)
+
+
+def _opened(path: Path, map_nbytes: int, files: SegmentFiles) -> Index:
+    index = Index(path, map_nbytes)
+    try:
+        _reconcile(files, index)
+    except BaseException:
+        index.close()
+        raise
+    return index
+
+
+def _reconcile(files: SegmentFiles, index: Index) -> None:
     """Make the index name exactly the records that are whole in segment files.
 
     Records that were written but not named are named; names without a record go; torn tails are

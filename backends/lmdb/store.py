@@ -90,8 +90,7 @@ class Store:
             recovery.discard(index)
             for segment in self._files.found():
                 self._files.path(segment).unlink()
-        self._index = Index(index, map_nbytes)
-        recovery.reconcile(self._files, self._index)
+        self._index = recovery.open_reconciled(index, map_nbytes, self._files)
         fcntl.flock(self._lock, fcntl.LOCK_SH)
 
     def check_in_place(self) -> None:
@@ -133,6 +132,8 @@ class Store:
             if not is_held[key]:
                 lead = nbytes_of(buffers[:-1])
                 records.append(Record(key, nbytes, _number(buffers), stamp, lead, buffers))
+        if self._evictor.is_crowded:
+            self._evictor.make_room(0, self._segment_nbytes, self._budget_nbytes)
         for group in self._fitting(records):
             placed = self._appender.append(group)
             with self._index.change() as change:

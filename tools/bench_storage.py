@@ -1,0 +1,243 @@
+"""``hicache bench storage``: a backend against memcpy and plain files of the same bytes.
+
+Pages go through ``PageStore``, so reads are verified, tokens and checksum, and writes have their
+checksums computed. What is compared takes turns in the same run, and each figure is the best of
+its rounds: other work on the machine can only make a round slower.
+"""
+
+import mmap
+import os
+import tempfile
+import threading
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+from rich.progress import Progress
+
+from hicache.config import StorageConfig
+from hicache.errors import StorageError
+from hicache.events import Finished, OpId, Probed
+from hicache.keys import TOKEN_NBYTES, NamespaceDigest, PageRef, chain, pack
+from hicache.plugins import make_backend
+from hicache.store import PageStore
+from hicache.tools.report import Figures
+
+KIB = 1024
+NUM_PAGES = 128
+PAGE_SIZE = 64
+SIZES_KIB = (64, 360, 2048)
+READ_BARS = {360: 0.45, 2048: 0.60}
+"""Of memcpy, for the default backend."""
+WRITE_BAR = 0.60
+"""Of plain file writes, for the default backend."""
+COLD_BAR = 0.85
+"""Of one sequential read of a plain file, for the default backend."""
+_NAMESPACE = NamespaceDigest(sha256(b"hicache bench storage").digest())
+_WAIT_S = 120.0
+
+
+def run(
+    json_path: Path | None = None,
+    *,
+    is_quick: bool = False,
+    backend: str = "lmdb",
+    folder: Path | None = None,
+) -> int:
+    """Measure a backend in a new directory below ``folder``; print figures; return the exit code.
+
+    The directory is removed afterwards.
+    """
+    figures = Figures(f"storage: {backend}, batches of {NUM_PAGES} pages")
+    sizes = SIZES_KIB[:2] if is_quick else SIZES_KIB
+    num_rounds = 3 if is_quick else 8
+    with Progress(transient=True, disable=not os.isatty(2)) as progress:
+        task = progress.add_task("storage", total=len(sizes) * num_rounds)
+        for kib in sizes:
+            with tempfile.TemporaryDirectory(prefix="hicache-bench-", dir=folder) as made:
+                bench = _Bench(backend, Path(made), kib * KIB)
+                with bench.opened():
+                    for _ in range(num_rounds):
+                        bench.round()
+                        progress.advance(task)
+                    bench.cold_round()
+                bench.report(figures, backend, kib)
+    return figures.report(json_path)
+
+
+@dataclass(slots=True)
+class _Bench:
+    """One backend at one page size, and what it is compared with."""
+
+    backend: str
+    folder: Path
+    page_nbytes: int
+    rounds: dict[str, list[float]] = field(default_factory=dict)
+    """Seconds of each round."""
+    _store: PageStore = field(init=False)
+    _memory: memoryview = field(init=False)
+    _num_ops: int = 0
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Open the backend, with a pool whose pages have all been touched."""
+        nbytes = 2 * NUM_PAGES * self.page_nbytes
+        pool = mmap.mmap(-1, nbytes)
+        pool.madvise(mmap.MADV_HUGEPAGE)
+        self._memory = memoryview(pool)
+        for start in range(0, nbytes, self.page_nbytes):
+            self._memory[start : start + self.page_nbytes] = os.urandom(KIB) * (
+                self.page_nbytes // KIB
+            )
+        budget = 12 * nbytes + 64 * KIB * KIB
+        made = make_backend(self.backend, {}, path=self.folder / "store", budget_nbytes=budget)
+        config = StorageConfig(backend=self.backend, deadline_s=_WAIT_S)
+        self._store = PageStore(made, self._memory, self.page_nbytes, config, page_size=PAGE_SIZE)
+        self._store.start()
+        try:
+            yield
+        finally:
+            self._store.close(_WAIT_S)
+
+    def round(self) -> None:
+        """Do everything once."""
+        pages = _pages(len(self.rounds.get("write", [])))
+        self._time("memcpy", self._copy)
+        self._time("plain_write", lambda: self._write_plain(self.folder / "plain"))
+        self._time("write", lambda: self._write(pages))
+        self._time("read_warm", lambda: self._read(pages))
+        self._time("memcpy", self._copy)
+        self._time("read_warm", lambda: self._read(pages))
+        self._time("contains", lambda: self._probe(pages))
+        with _busy_thread():
+            self._time("read_busy", lambda: self._read(pages))
+            self._time("memcpy_busy", self._copy)
+
+    def cold_round(self) -> None:
+        """Read once more, with nothing in the system's cache; then a plain file, likewise."""
+        pages = _pages(0)
+        for _ in range(2):
+            _forget(self.folder)
+            self._time("read_cold", lambda: self._read(pages))
+            _forget(self.folder)
+            self._time("plain_cold", lambda: self._read_plain(self.folder / "plain"))
+
+    def report(self, figures: Figures, backend: str, kib: int) -> None:
+        """Add what was measured; bars are for the default backend."""
+        best = {name: min(rounds) for name, rounds in self.rounds.items()}
+        nbytes = NUM_PAGES * self.page_nbytes
+        prefix = f"storage.{backend}.{kib}"
+        is_held = backend == "lmdb"
+        for name in (
+            *("memcpy", "plain_write", "write", "read_warm"),
+            *("memcpy_busy", "read_busy", "plain_cold", "read_cold"),
+        ):
+            rounds = [nbytes / seconds / 1e6 for seconds in self.rounds[name]]
+            figures.add(f"{prefix}.{name}", max(rounds), "MB/s", spread=(min(rounds), max(rounds)))
+        figures.add(f"{prefix}.contains", best["contains"] / NUM_PAGES * 1e6, "us a key")
+        for name, base, bar in (
+            ("write", "plain_write", WRITE_BAR if kib in READ_BARS else None),
+            ("read_warm", "memcpy", READ_BARS.get(kib)),
+            ("read_busy", "memcpy_busy", None),
+            ("read_cold", "plain_cold", COLD_BAR if kib in READ_BARS else None),
+        ):
+            ratio = best[base] / best[name]
+            figures.add(f"{prefix}.{name}/{base}", ratio, "", at_least=bar if is_held else None)
+
+    def _time(self, name: str, what: Callable[[], None]) -> None:
+        started = time.perf_counter()
+        what()
+        self.rounds.setdefault(name, []).append(time.perf_counter() - started)
+
+    def _copy(self) -> None:
+        memory, nbytes = self._memory, self.page_nbytes
+        half = NUM_PAGES * nbytes
+        for start in range(0, half, nbytes):
+            memory[half + start : half + start + nbytes] = memory[start : start + nbytes]
+
+    def _write_plain(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        with open(path, "wb", buffering=0) as file:
+            for start in range(0, NUM_PAGES * self.page_nbytes, self.page_nbytes):
+                file.write(self._memory[start : start + self.page_nbytes])
+
+    def _read_plain(self, path: Path) -> None:
+        half = NUM_PAGES * self.page_nbytes
+        with open(path, "rb", buffering=0) as file:
+            count = os.preadv(file.fileno(), [self._memory[half:]], 0)
+        assert count == half
+
+    def _write(self, pages: list[PageRef]) -> None:
+        self._store.store(self._op(), _NAMESPACE, pages, array("i", range(NUM_PAGES)))
+        self._finish()
+
+    def _read(self, pages: list[PageRef]) -> None:
+        target = array("i", range(NUM_PAGES, 2 * NUM_PAGES))
+        self._store.fetch(self._op(), _NAMESPACE, pages, target)
+        self._finish()
+
+    def _probe(self, pages: list[PageRef]) -> None:
+        self._store.probe(self._op(), _NAMESPACE, [page.key for page in pages])
+        self._finish()
+
+    def _op(self) -> OpId:
+        self._num_ops += 1
+        return OpId(self._num_ops)
+
+    def _finish(self) -> None:
+        """Wait for the operation that was begun last; all its pages must have come to be."""
+        while True:
+            if not self._store.wake.wait(_WAIT_S):
+                raise StorageError(f"{self.backend}: no answer in {_WAIT_S:g} s")
+            self._store.wake.clear()
+            for event in self._store.drain():
+                if isinstance(event, Finished) and event.op == self._num_ops:
+                    if not all(event.outcomes):
+                        raise StorageError(f"{self.backend}: pages were lost")
+                    return
+                if isinstance(event, Probed) and event.op == self._num_ops:
+                    return
+
+
+def _pages(number: int) -> list[PageRef]:
+    """Return the pages of one sequence, another for each number."""
+    tokens = pack(range(number << 16, (number << 16) + NUM_PAGES * PAGE_SIZE))
+    nbytes = PAGE_SIZE * TOKEN_NBYTES
+    keys = chain(_NAMESPACE, tokens, nbytes)
+    return [
+        PageRef(key, parent, at, tokens[at * nbytes : (at + 1) * nbytes])
+        for at, (key, parent) in enumerate(zip(keys, [_NAMESPACE, *keys], strict=False))
+    ]
+
+
+def _forget(folder: Path) -> None:
+    """Have the system forget what it has cached of the files below a folder."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            fd = os.open(path, os.O_RDONLY)
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+
+
+@contextmanager
+def _busy_thread() -> Iterator[None]:
+    """Have a thread beside that does nothing but Python."""
+    stop = threading.Event()
+
+    def spin() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+
+    thread = threading.Thread(target=spin, name="hicache-bench-busy")
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
