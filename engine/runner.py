@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hicache.engine.attention import PagedAttention, Span, Workspace
 from hicache.engine.model import LoadedModel
+from hicache.engine.paged import Indices, PagedAttention, Span, Workspace
 
 
 def never_wait(layer: int) -> None:
@@ -78,5 +78,5 @@ class ModelRunner:
         assert (sequence.start + num_tokens) <= len(sequence.slots) * self._pages.shape[3]
         return Span(num_tokens, sequence.start, np.array(sequence.slots, dtype=np.int64))
 
-    def _tensor(self, values: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]") -> Tensor:
+    def _tensor(self, values: Indices) -> Tensor:
         return torch.from_numpy(values).to(self._pages.device, non_blocking=True)
