@@ -5,8 +5,9 @@ many there are: O(log n) to enter or to leave, nothing rebuilt per call.
 """
 
 import operator
+from bisect import bisect_left, insort
 from collections.abc import Callable
-from heapq import heapify, heappop, heappush
+from itertools import pairwise
 from typing import Any, Protocol
 
 from hicache.tree import Node, Residence
@@ -25,7 +26,11 @@ POLICIES: dict[str, Rank] = {
 }
 """By name. slru: what was used once goes before what was used again, each part by lru."""
 
+_RUN = 512
 _SLACK = 64
+
+_Entry = tuple[Any, Node]
+"""The rank that a node had when it was put, and the node."""
 
 
 class Tiered(Protocol):
@@ -38,30 +43,52 @@ class EvictionOrder:
     """Nodes that may be evicted from one tier, of all trees, lowest rank first.
 
     A node's place is written on its residence, so one residence can be in one order at a time.
-    A heap with lazy deletion: places given up stay in it until they surface, or until they are
-    more than the places in use. ``check`` asserts that no node is lost.
+
+    A list that is kept sorted, in runs of at most ``_RUN`` entries: to find a place takes a few
+    comparisons, to make one moves a short run, and victims lie side by side. (A heap takes a new
+    entry faster, but each victim sinks through all of it: from 1,000 to 50,000 leaves that took
+    twice as long.) Places given up stay until they surface, or until they are more than half.
     """
 
     def __init__(self, rank: Rank, residence: Tiered) -> None:
         self._rank = rank
         self._residence = residence
-        self._heap: list[tuple[Any, Node]] = []
+        self._runs: list[list[_Entry]] = []
+        self._lasts: list[_Entry] = []
+        """The last entry of each run."""
+        self._num_entries = 0
         self._num_nodes = 0
 
     def __len__(self) -> int:
         return self._num_nodes
 
     def put(self, node: Node) -> None:
-        """Enter a node, or rank it anew."""
+        """Enter a node, or rank it anew. O(log n); O(1) if it goes last."""
         residence = self._residence(node)
         if residence.entry is None:
             self._num_nodes += 1
         residence.entry = entry = (self._rank(node), node)
-        heappush(self._heap, entry)
+        self._num_entries += 1
+        if self._lasts and entry < self._lasts[-1]:
+            index = bisect_left(self._lasts, entry)
+            run = self._runs[index]
+            insort(run, entry)
+        else:
+            if not self._runs:
+                self._runs.append([])
+                self._lasts.append(entry)
+            index = len(self._runs) - 1
+            run = self._runs[index]
+            run.append(entry)
+            self._lasts[index] = entry
+        if len(run) > _RUN:
+            half = len(run) // 2
+            self._runs[index : index + 1] = run[:half], run[half:]
+            self._lasts.insert(index, run[half - 1])
         self._tidy()
 
     def discard(self, node: Node) -> None:
-        """Take a node out, if it is in."""
+        """Take a node out, if it is in. O(1), in the mean."""
         residence = self._residence(node)
         if residence.entry is not None:
             residence.entry = None
@@ -70,29 +97,39 @@ class EvictionOrder:
 
     def first(self) -> Node | None:
         """Return the node to evict next, which stays in the order; None where there is none."""
-        heap, residence = self._heap, self._residence
-        while heap:
-            node = heap[0][1]
-            if residence(node).entry is heap[0]:
+        while self._runs:
+            run = self._runs[0]
+            node = run[0][1]
+            if self._residence(node).entry is run[0]:
                 return node
-            heappop(heap)
+            del run[0]
+            self._num_entries -= 1
+            if not run:
+                del self._runs[0], self._lasts[0]
         return None
 
     def nodes(self) -> list[Node]:
-        """Return the nodes, next victim first. O(n log n): for looking, not for evicting."""
-        return [node for _, node in sorted(e for e in self._heap if self._is_live(e))]
+        """Return the nodes, next victim first. O(n): for looking, not for evicting."""
+        return [node for _, node in self._live()]
 
     def check(self) -> None:
-        """Assert that every node counted is in the heap exactly once."""
-        live = [entry for entry in self._heap if self._is_live(entry)]
-        assert len(live) == self._num_nodes
-        assert len({id(node) for _, node in live}) == len(live)
+        """Assert that entries are sorted, and that every node counted has exactly one."""
+        entries = [entry for run in self._runs for entry in run]
+        assert len(entries) == self._num_entries
+        assert all(not later < entry for entry, later in pairwise(entries))
+        assert all(0 < len(run) <= _RUN for run in self._runs)
+        assert self._lasts == [run[-1] for run in self._runs]
+        live = self._live()
+        assert len({id(node) for _, node in live}) == len(live) == self._num_nodes
 
     def _tidy(self) -> None:
         """Drop the places given up when they are more than half: O(1) a call, in the mean."""
-        if len(self._heap) > 2 * self._num_nodes + _SLACK:
-            self._heap = [entry for entry in self._heap if self._is_live(entry)]
-            heapify(self._heap)
+        if self._num_entries > 2 * self._num_nodes + _SLACK:
+            live = self._live()
+            self._num_entries = len(live)
+            self._runs = [live[start : start + _RUN] for start in range(0, len(live), _RUN)]
+            self._lasts = [run[-1] for run in self._runs]
 
-    def _is_live(self, entry: tuple[Any, Node]) -> bool:
-        return self._residence(entry[1]).entry is entry
+    def _live(self) -> list[_Entry]:
+        residence = self._residence
+        return [entry for run in self._runs for entry in run if residence(entry[1]).entry is entry]

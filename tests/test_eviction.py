@@ -156,12 +156,18 @@ def test_check_sees_a_node_that_was_lost() -> None:
         order.check()
 
 
+NUM_NODES = 700
+"""More than an order keeps in one run."""
+
+PICK = st.one_of(st.integers(0, 11), st.integers(0, NUM_NODES - 1))
+
+
 class OrderMachine(RuleBasedStateMachine):
     """An order against a list that is sorted anew each time."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.all = new_nodes(12)
+        self.all = new_nodes(NUM_NODES)
         self.model: dict[Node, tuple[object, bytes]] = {}
 
     @initialize(policy=st.sampled_from(sorted(POLICIES)))
@@ -169,7 +175,7 @@ class OrderMachine(RuleBasedStateMachine):
         self.rank = POLICIES[policy]
         self.order = EvictionOrder(self.rank, in_l1)
 
-    @rule(pick=st.integers(0, 11), time=st.integers(0, 9), uses=st.integers(0, 3))
+    @rule(pick=PICK, time=st.integers(0, 9), uses=st.integers(0, 3))
     def use(self, pick: int, time: int, uses: int) -> None:
         node = self.all[pick]
         node.last_used, node.created, node.uses, node.priority = time, 9 - time, uses, uses // 2
@@ -178,7 +184,7 @@ class OrderMachine(RuleBasedStateMachine):
 
         self.model[node] = (self.rank(node), node.tokens)
 
-    @rule(pick=st.integers(0, 11), times=st.integers(1, 100))
+    @rule(pick=PICK, times=st.integers(1, 100))
     def use_often(self, pick: int, times: int) -> None:
         node = self.all[pick]
         for _ in range(times):
@@ -186,7 +192,20 @@ class OrderMachine(RuleBasedStateMachine):
 
         self.model[node] = (self.rank(node), node.tokens)
 
-    @rule(pick=st.integers(0, 11))
+    @rule(first=PICK, step=st.sampled_from([-3, -1, 1, 2]))
+    def use_many(self, first: int, step: int) -> None:
+        for time, node in enumerate(self.all[first::step]):
+            node.last_used = node.created = time
+            self.order.put(node)
+            self.model[node] = (self.rank(node), node.tokens)
+
+    @rule(first=PICK, step=st.sampled_from([-3, -1, 1, 2]))
+    def discard_many(self, first: int, step: int) -> None:
+        for node in self.all[first::step]:
+            self.order.discard(node)
+            self.model.pop(node, None)
+
+    @rule(pick=PICK)
     def discard(self, pick: int) -> None:
         self.order.discard(self.all[pick])
 
@@ -244,14 +263,18 @@ def _count_from_nought() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_a_victim_costs_a_few_comparisons_among_50_000_leaves(policy: str) -> None:
+@pytest.mark.parametrize("policy", ["lru", "lfu"])
+def test_among_50_000_leaves_a_place_costs_a_few_comparisons_and_a_victim_none(policy: str) -> None:
     nodes, rank = new_nodes(50_000), POLICIES[policy]
     shuffled = random.Random(1)
     for node in nodes:
         node.last_used, node.uses = shuffled.random(), shuffled.randrange(5)
         node.priority = shuffled.randrange(3)
+
     order = order_of(lambda node: Counted(rank(node)), nodes)
+
+    assert Counted.made == 50_000
+    assert Counted.compared <= 50_000 * 2 * math.log2(50_000)
     Counted.made = Counted.compared = 0
 
     for _ in range(1000):
@@ -259,13 +282,11 @@ def test_a_victim_costs_a_few_comparisons_among_50_000_leaves(policy: str) -> No
         assert victim is not None
         order.discard(victim)
 
-    assert Counted.made == 0
-    assert Counted.compared <= 1000 * 2 * math.log2(50_000)
+    assert Counted.made == Counted.compared == 0
 
 
-def test_to_touch_a_node_costs_a_few_comparisons_however_often_and_among_how_many() -> None:
-    nodes, touches = new_nodes(2_000), 10_000
-    shuffled = random.Random(1)
+def test_to_touch_a_node_as_the_latest_costs_a_comparison_or_two() -> None:
+    nodes, touches, shuffled = new_nodes(2_000), 10_000, random.Random(1)
     order = order_of(lambda node: Counted(node.last_used), nodes)
     Counted.made = Counted.compared = 0
 
@@ -277,7 +298,7 @@ def test_to_touch_a_node_costs_a_few_comparisons_however_often_and_among_how_man
 
     order.check()
     assert Counted.made == touches
-    assert Counted.compared <= touches * 2 * math.log2(2_000)
+    assert Counted.compared <= touches * 2
 
 
 def test_places_given_up_do_not_pile_up() -> None:
