@@ -85,6 +85,10 @@ class Cache(Protocol):
         """Sleep until there may be something to poll."""
         ...
 
+    def describe(self) -> list[str]:
+        """Return what it uses, in a few lines for people."""
+        ...
+
     def close(self, timeout_s: float = 30.0) -> None:
         """Write down what is dirty, and end all threads."""
         ...

@@ -90,6 +90,8 @@ class Engine:
         self.layout = self.model.layout_for(self.page_size)
         self.cache = open_cache(self.layout, config.cache, str(self.model.device))
         self.num_device_pages = len(self.cache.device_pages)
+        if self.model.prefill_tokens_per_s:  # until it is measured on real prompts
+            self.cache.measured(round(self.model.prefill_tokens_per_s), 1.0)
         self._namespaces: OrderedDict[str | None, NamespaceDigest] = OrderedDict()
         self._stepper = self._make_stepper()
         self._namespace(None)

@@ -46,17 +46,13 @@ def serve(config: Config) -> int:
 
 def describe(engine: Engine) -> list[str]:
     """Return in a few lines what an engine uses."""
-    model, layout = engine.model, engine.layout
-    num_tokens = engine.num_device_pages * engine.page_size
-    size_gb = engine.num_device_pages * layout.page_nbytes / 1e9
-    settings = engine.config.engine
+    model, settings = engine.model, engine.config.engine
     return [
-        f"model    {engine.model_name}, {layout.dtype} on {model.device}, "
+        f"model       {engine.model_name}, {engine.layout.dtype} on {model.device}, "
         f"context of {engine.context_tokens:,} tokens",
-        f"L1       {size_gb:.2f} GB: {engine.num_device_pages:,} pages of {engine.page_size} "
-        f"tokens, {num_tokens:,} tokens",
-        f"engine   at most {settings.max_batch} requests and {settings.chunk_tokens} tokens a "
-        f"step, {settings.schedule}",
+        f"engine      at most {settings.max_batch} requests and {settings.chunk_tokens} tokens a "
+        f"step, {settings.schedule}, pages of {engine.page_size} tokens",
+        *engine.cache.describe(),
     ]
 
 

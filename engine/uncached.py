@@ -127,6 +127,10 @@ class PrivatePages:
     def wait_for_progress(self, timeout_s: float) -> None:
         """Return at once: nothing is ever in flight."""
 
+    def describe(self) -> list[str]:
+        """Return what it uses, in a few lines for people."""
+        return [f"L1 device   {len(self.device_pages):,} private pages, nothing is cached"]
+
     def close(self, timeout_s: float = 30.0) -> None:
         """Do nothing."""
 

@@ -65,7 +65,7 @@ def test_a_signal_lets_what_runs_finish_and_ends_well(llama: LoadedModel) -> Non
     assert "data: [DONE]" in rest
     assert running.returncode == 0, messages
     assert any("tiny-llama" in line for line in lines)
-    assert any(line.startswith("L1 ") for line in lines)
+    assert any(line.startswith("L1 device ") for line in lines)
     assert "Traceback" not in messages
 
 
