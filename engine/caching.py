@@ -12,7 +12,7 @@ from typing import Protocol
 from torch import Tensor
 
 from hicache.actions import HitTokens, Refuse, Wait
-from hicache.cache import Lease, Polled
+from hicache.cache import CacheStats, Lease, Polled
 from hicache.config import CacheConfig
 from hicache.events import RequestId
 from hicache.keys import NamespaceDigest
@@ -83,6 +83,10 @@ class Cache(Protocol):
 
     def wait_for_progress(self, timeout_s: float) -> None:
         """Sleep until there may be something to poll."""
+        ...
+
+    def stats(self) -> CacheStats | None:
+        """Return a snapshot of what it has done; None where it counts nothing. Any thread."""
         ...
 
     def describe(self) -> list[str]:

@@ -1,22 +1,19 @@
-"""``/metrics``: what the engine counts, in Prometheus's text form.
+"""``/metrics``: what the engine and its cache count, in Prometheus's text form.
 
 Nothing is counted here: a scrape reads the engine's own totals, at the cost of a scrape only.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from hicache.engine.cache_metrics import cache_metrics
 from hicache.engine.counters import Histogram
 from hicache.engine.engine import Engine
+from hicache.engine.metric_families import by_label, counter, gauge
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -32,28 +29,34 @@ class EngineCollector(Collector):
         yield from self._tokens()
         yield from self._requests()
         yield from self._time()
+        if (stats := self._engine.cache.stats()) is not None:
+            yield from cache_metrics(stats)
 
     def _tokens(self) -> Iterator[Metric]:
         counters = self._engine.counters
-        yield _counters("hit_tokens", "Prompt tokens not computed", "tier", counters.hit_tokens)
-        yield _counter("prompt_tokens", "Of requests that have begun", counters.num_prompt_tokens)
-        yield _counter("computed_tokens", "Prompt tokens computed", counters.num_computed_tokens)
-        yield _counter("output_tokens", "Tokens generated", counters.num_output_tokens)
+        yield by_label(
+            "hit_tokens", "Prompt tokens not computed", "tier", counters.hit_tokens.items()
+        )
+        yield counter("prompt_tokens", "Of requests that have begun", counters.num_prompt_tokens)
+        yield counter("computed_tokens", "Prompt tokens computed", counters.num_computed_tokens)
+        yield counter("output_tokens", "Tokens generated", counters.num_output_tokens)
 
     def _requests(self) -> Iterator[Metric]:
         engine, counters = self._engine, self._engine.counters
-        yield _gauge("waiting_requests", "Requests that do not run yet", engine.num_waiting)
-        yield _gauge("running_requests", "Requests that hold L1 pages", engine.num_running)
-        yield _counters("finished_requests", "Requests that ended", "reason", counters.finished)
-        yield _counter("preempted_requests", "Requests that gave way", counters.num_preemptions)
-        yield _counter("revoked_leases", "Leases of which a load failed", counters.num_revoked)
+        yield gauge("waiting_requests", "Requests that do not run yet", engine.num_waiting)
+        yield gauge("running_requests", "Requests that hold L1 pages", engine.num_running)
+        yield by_label(
+            "finished_requests", "Requests that ended", "reason", counters.finished.items()
+        )
+        yield counter("preempted_requests", "Requests that gave way", counters.num_preemptions)
+        yield counter("revoked_leases", "Leases of which a load failed", counters.num_revoked)
 
     def _time(self) -> Iterator[Metric]:
         engine, counters = self._engine, self._engine.counters
-        yield _counter("steps", "Steps that computed something", counters.num_steps)
-        yield _counter("failed_steps", "Steps that raised", counters.num_failed_steps)
-        yield _counter("step_seconds", "Wall clock in steps", counters.step_seconds)
-        yield _counter("cache_seconds", "CPU time in calls of the cache", engine.cache_seconds)
+        yield counter("steps", "Steps that computed something", counters.num_steps)
+        yield counter("failed_steps", "Steps that raised", counters.num_failed_steps)
+        yield counter("step_seconds", "Wall clock in steps", counters.step_seconds)
+        yield counter("cache_seconds", "CPU time in calls of the cache", engine.cache_seconds)
         name, text = "hicache_time_to_first_token_seconds", "By the slowest tier that was hit"
         family = HistogramMetricFamily(name, text, labels=["tier"])
         for tier, histogram in counters.first_token_s.items():
@@ -66,21 +69,6 @@ def render(engine: Engine) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(EngineCollector(engine))
     return generate_latest(registry)
-
-
-def _counter(name: str, text: str, value: float) -> Metric:
-    return CounterMetricFamily(f"hicache_{name}", text, value=value)
-
-
-def _counters(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
-    family = CounterMetricFamily(f"hicache_{name}", text, labels=[label])
-    for key, value in values.items():
-        family.add_metric([key], value)
-    return family
-
-
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(f"hicache_{name}", text, value=value)
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:

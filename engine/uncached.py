@@ -9,7 +9,7 @@ from array import array
 import torch
 
 from hicache.actions import HitTokens, Refuse, Wait
-from hicache.cache import Lease, Polled
+from hicache.cache import CacheStats, Lease, Polled
 from hicache.config import CacheConfig
 from hicache.errors import ConfigError
 from hicache.events import OpId, RequestId
@@ -126,6 +126,10 @@ class PrivatePages:
 
     def wait_for_progress(self, timeout_s: float) -> None:
         """Return at once: nothing is ever in flight."""
+
+    def stats(self) -> CacheStats | None:
+        """Return nothing: there is nothing to count."""
+        return None
 
     def describe(self) -> list[str]:
         """Return what it uses, in a few lines for people."""

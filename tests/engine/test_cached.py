@@ -7,11 +7,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from hicache.actions import HitTokens
 from hicache.cache import HiCache
 from hicache.cache.opening import open_parts
 from hicache.config import CacheConfig
+from hicache.engine import metrics_page
 from hicache.engine.engine import Engine
 from hicache.engine.model import LoadedModel
 from hicache.engine.outputs import SamplingParams
@@ -343,3 +345,23 @@ def test_what_was_counted_adds_up(engine: Engine) -> None:
     assert counters.num_prompt_tokens == 100
     assert counters.num_computed_tokens + sum(counters.hit_tokens.values()) == 100
     assert 0 < engine.cache_seconds < engine.step_seconds
+
+
+def test_metrics_tell_tiers_and_storage(open_engine: Open, tmp_path: Path) -> None:
+    store = {"cache__storage__backend": "lmdb", "cache__storage__path": str(tmp_path)}
+    with open_engine(**store) as engine:
+        ask(engine, prompt(50))
+        assert engine.flush(30)
+        ask(engine, prompt(50))
+        text = metrics_page.render(engine).decode()
+
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert all(name.startswith("hicache_") for name in families)
+    stored = families["hicache_stored_pages"].samples
+    assert [sample.labels["tier"] for sample in stored] == ["storage"]
+    moved = families["hicache_moved_bytes"].samples
+    directions = {sample.labels["direction"]: sample.value for sample in moved}
+    assert all(directions[name] > 0 for name in ("load", "back_up", "fetch", "store"))
+    assert families["hicache_storage_up"].samples[0].value == 1
+    evicted = families["hicache_evicted_pages"].samples
+    assert "flush" in {sample.labels["reason"] for sample in evicted}
