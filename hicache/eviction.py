@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from hicache.tree import Node, Residence
 
 Rank = Callable[[Node], Any]
-"""Ranks a node; the lowest rank is evicted first. Equal ranks fall back on ``Node.__lt__``."""
+"""Ranks a node; the lowest rank is evicted first. Equal ranks leave in the order in which they came."""
 
 POLICIES: dict[str, Rank] = {
     "lru": operator.attrgetter("last_used"),
@@ -29,8 +29,9 @@ POLICIES: dict[str, Rank] = {
 _RUN = 512
 _SLACK = 64
 
-_Entry = tuple[Any, Node]
-"""The rank that a node had when it was put, and the node."""
+_Entry = tuple[Any, int, Node]
+"""The rank that a node had when it was put, the number of that put, and the node. Equal ranks go
+in the order in which they were put: nodes change under the order, and must not be compared."""
 
 
 class Tiered(Protocol):
@@ -58,6 +59,7 @@ class EvictionOrder:
         """The last entry of each run."""
         self._num_entries = 0
         self._num_nodes = 0
+        self._num_puts = 0
 
     def __len__(self) -> int:
         return self._num_nodes
@@ -67,7 +69,8 @@ class EvictionOrder:
         residence = self._residence(node)
         if residence.entry is None:
             self._num_nodes += 1
-        residence.entry = entry = (self._rank(node), node)
+        self._num_puts += 1
+        residence.entry = entry = (self._rank(node), self._num_puts, node)
         self._num_entries += 1
         if self._lasts and entry < self._lasts[-1]:
             index = bisect_left(self._lasts, entry)
@@ -99,7 +102,7 @@ class EvictionOrder:
         """Return the node to evict next, which stays in the order; None where there is none."""
         while self._runs:
             run = self._runs[0]
-            node = run[0][1]
+            node = run[0][2]
             if self._residence(node).entry is run[0]:
                 return node
             del run[0]
@@ -110,7 +113,7 @@ class EvictionOrder:
 
     def nodes(self) -> list[Node]:
         """Return the nodes, next victim first. O(n): for looking, not for evicting."""
-        return [node for _, node in self._live()]
+        return [node for _, _, node in self._live()]
 
     def check(self) -> None:
         """Assert that entries are sorted, and that every node counted has exactly one."""
@@ -120,7 +123,7 @@ class EvictionOrder:
         assert all(0 < len(run) <= _RUN for run in self._runs)
         assert self._lasts == [run[-1] for run in self._runs]
         live = self._live()
-        assert len({id(node) for _, node in live}) == len(live) == self._num_nodes
+        assert len({id(node) for _, _, node in live}) == len(live) == self._num_nodes
 
     def _tidy(self) -> None:
         """Drop the places given up when they are more than half: O(1) a call, in the mean."""
@@ -132,4 +135,4 @@ class EvictionOrder:
 
     def _live(self) -> list[_Entry]:
         residence = self._residence
-        return [entry for run in self._runs for entry in run if residence(entry[1]).entry is entry]
+        return [entry for run in self._runs for entry in run if residence(entry[2]).entry is entry]

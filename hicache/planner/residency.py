@@ -432,6 +432,7 @@ class Residency:
         """
         reach = max(node.device.num_pages, node.host.num_pages, node.stored + node.storing)
         if node.parent is None or reach == node.num_pages:
+            self.refresh(node)
             return
         for child in list(node.children.values()):
             self.detach(child, tier)
