@@ -105,10 +105,14 @@ class _Bench:
 
     def round(self) -> None:
         """Do everything once."""
-        pages = _pages(len(self.rounds.get("write", [])))
-        self._time("memcpy", self._copy)
-        self._time("plain_write", lambda: self._write_plain(self.folder / "plain"))
+        number = len(self.rounds.get("write", []))
+        pages = _pages(number)
+        plain = self.folder / f"plain-{number}"
+        _write_down(self.folder)
+        self._time("plain_write", lambda: self._write_plain(plain))
+        _write_down(self.folder)
         self._time("write", lambda: self._write(pages))
+        self._time("memcpy", self._copy)
         self._time("read_warm", lambda: self._read(pages))
         self._time("memcpy", self._copy)
         self._time("read_warm", lambda: self._read(pages))
@@ -121,10 +125,10 @@ class _Bench:
         """Read once more, with nothing in the system's cache; then a plain file, likewise."""
         pages = _pages(0)
         for _ in range(2):
-            _forget(self.folder)
+            _write_down(self.folder, is_forgotten=True)
             self._time("read_cold", lambda: self._read(pages))
-            _forget(self.folder)
-            self._time("plain_cold", lambda: self._read_plain(self.folder / "plain"))
+            _write_down(self.folder, is_forgotten=True)
+            self._time("plain_cold", lambda: self._read_plain(self.folder / "plain-0"))
 
     def report(self, figures: Figures, backend: str, kib: int) -> None:
         """Add what was measured; bars are for the default backend."""
@@ -160,8 +164,7 @@ class _Bench:
             memory[half + start : half + start + nbytes] = memory[start : start + nbytes]
 
     def _write_plain(self, path: Path) -> None:
-        path.unlink(missing_ok=True)
-        with open(path, "wb", buffering=0) as file:
+        with open(path, "xb", buffering=0) as file:
             for start in range(0, NUM_PAGES * self.page_nbytes, self.page_nbytes):
                 file.write(self._memory[start : start + self.page_nbytes])
 
@@ -214,13 +217,15 @@ def _pages(number: int) -> list[PageRef]:
     ]
 
 
-def _forget(folder: Path) -> None:
-    """Have the system forget what it has cached of the files below a folder."""
+def _write_down(folder: Path, is_forgotten: bool = False) -> None:
+    """Have the system write to disk what it holds of these files, so that no write waits for an
+    earlier one's; and forget it, for reads that are cold."""
     for path in folder.rglob("*"):
         if path.is_file():
             fd = os.open(path, os.O_RDONLY)
             os.fsync(fd)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            if is_forgotten:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(fd)
 
 

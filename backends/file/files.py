@@ -16,7 +16,7 @@ from pathlib import Path
 from typing_extensions import Buffer
 
 from hicache.disk.directory import TEMPORARY_SUFFIX
-from hicache.disk.frame import FRAME_NBYTES, Frame, unpack
+from hicache.disk.frame import FRAME_NBYTES, Frame, is_frame_of
 from hicache.disk.vector import limit, nbytes_of, read_all, write_all
 from hicache.keys import KEY_NBYTES, PageKey
 
@@ -188,12 +188,6 @@ class Damaged(Exception):
     def __init__(self, status: os.stat_result) -> None:
         super().__init__("damaged")
         self.status = status
-
-
-def is_frame_of(packed: memoryview | bytes, key: PageKey, nbytes: int) -> bool:
-    """Return whether it is the frame of that key's record, of that length."""
-    frame = unpack(packed)
-    return frame is not None and frame.key == key and frame.nbytes == nbytes
 
 
 def _directories(path: str) -> list[str]:

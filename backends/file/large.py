@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import aiofiles
 from aiofiles.threadpool.binary import AsyncFileIO
 
-from hicache.backends.file.files import Damaged, RecordFiles, is_frame_of
-from hicache.disk.frame import FRAME_NBYTES
+from hicache.backends.file.files import Damaged, RecordFiles
+from hicache.disk.frame import FRAME_NBYTES, is_frame_of
 from hicache.disk.threads import to_its_end
 from hicache.disk.vector import limit, nbytes_of
 from hicache.keys import PageKey

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 from typing_extensions import Buffer
 
-from hicache.backends.file.files import Damaged, RecordFiles, is_frame_of
+from hicache.backends.file.files import Damaged, RecordFiles
 from hicache.backends.file.ledger import Ledger, Totals
 from hicache.codec import parse
 from hicache.disk import directory
-from hicache.disk.frame import FRAME_NBYTES
+from hicache.disk.frame import FRAME_NBYTES, is_frame_of
 from hicache.disk.threads import Threads
 from hicache.errors import CorruptPage, StorageFull
 from hicache.keys import KEY_NBYTES, PageKey

@@ -6,13 +6,13 @@ stale or damaged index costs a miss and no more.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from hicache.backends.lmdb.index import Entry
 from hicache.backends.lmdb.segments import SegmentFiles
-from hicache.disk.frame import FRAME_NBYTES, unpack
+from hicache.disk.frame import FRAME_NBYTES, is_frame_of
 from hicache.disk.threads import Threads
-from hicache.disk.vector import IOV_MAX, limit, nbytes_of, read_all
+from hicache.disk.vector import IOV_MAX, limit, read_all
 from hicache.keys import PageKey
 
 MAX_GAP = 4096
@@ -20,78 +20,88 @@ MAX_GAP = 4096
 _LEAST_SHARE = 4 * 1024 * 1024
 
 
-@dataclass(slots=True)
-class Wanted:
-    """A record to read, and how that went."""
+class _Member(NamedTuple):
+    """A record of a run."""
 
-    key: PageKey
+    position: int
+    """In the batch."""
     entry: Entry
-    buffers: Sequence[memoryview]
-    is_intact: bool = False
+    before: memoryview
+    """What stands before the record: a gap that ends with its frame."""
+    end: int
+    """Where in the segment ends what is read of it."""
 
 
-@dataclass(slots=True)
 class _Run:
     """Records of one segment, in order, close enough for one call."""
 
-    wanted: list[Wanted] = field(default_factory=list)
-    vector: list[memoryview] = field(default_factory=list)
-    frames: list[memoryview] = field(default_factory=list)
-    """What stands before each record: a gap that ends with the frame."""
-    nbytes: int = 0
+    __slots__ = ("end", "members", "segment", "start", "vector")
 
-    def add(self, wanted: Wanted, gap: int) -> None:
-        frame = memoryview(bytearray(gap + FRAME_NBYTES))
-        body = limit(wanted.buffers, wanted.entry.nbytes)
-        self.wanted.append(wanted)
-        self.frames.append(frame)
-        self.vector += [frame, *body]
-        self.nbytes += frame.nbytes + nbytes_of(body)
-
-    def accepts(self, entry: Entry, num_buffers: int, most_nbytes: int) -> bool:
-        last = self.wanted[-1].entry
-        return (
-            entry.segment == last.segment
-            and self.wanted[0].entry.offset + self.nbytes == last.end  # no record is cut short
-            and 0 <= entry.offset - last.end < MAX_GAP
-            and self.nbytes + entry.nbytes <= most_nbytes
-            and len(self.vector) + 1 + num_buffers <= IOV_MAX
-        )
+    def __init__(self, segment: int, start: int) -> None:
+        self.segment = segment
+        self.start = start
+        self.end = start
+        self.members: list[_Member] = []
+        self.vector: list[memoryview] = []
 
 
-def read(files: SegmentFiles, wanted: Sequence[Wanted], threads: Threads) -> None:
-    """Read the records, with the help of idle threads; returns when nobody writes to a buffer."""
-    threads.share(lambda run: _read_run(files, run), _runs(wanted, threads.num_threads))
+def read(
+    files: SegmentFiles,
+    keys: Sequence[PageKey],
+    entries: Sequence[Entry | None],
+    into: Sequence[Sequence[memoryview]],
+    threads: Threads,
+) -> list[bool]:
+    """Read the records that have an entry; return which were there, whole and their own.
+
+    With the help of idle threads; returns when nobody writes to a buffer any more.
+    """
+    is_intact = [False] * len(keys)
+
+    def read_run(run: _Run) -> None:
+        try:
+            with files.using(run.segment) as fd:
+                end = run.start + read_all(fd, run.vector, run.start)
+        except FileNotFoundError:
+            return
+        for position, entry, before, needed in run.members:
+            packed = before[-FRAME_NBYTES:]
+            is_intact[position] = end >= needed and is_frame_of(
+                packed, keys[position], entry.nbytes, run.segment, entry.offset
+            )
+
+    threads.share(read_run, _runs(entries, into, threads.num_threads))
+    return is_intact
 
 
-def _runs(wanted: Sequence[Wanted], num_threads: int) -> list[_Run]:
-    ordered = sorted(wanted, key=lambda one: one.entry)
-    total = sum(one.entry.nbytes for one in ordered)
+def _runs(
+    entries: Sequence[Entry | None], into: Sequence[Sequence[memoryview]], num_threads: int
+) -> list[_Run]:
+    """Return the runs of a batch. A hot path: some microseconds a record matter here."""
+    ordered = sorted((one, position) for position, one in enumerate(entries) if one is not None)
+    total = sum(one.nbytes for one, _ in ordered)
     most_nbytes = max(_LEAST_SHARE, total // num_threads + 1)
     runs: list[_Run] = []
-    for one in ordered:
-        gap = 0
-        if runs and runs[-1].accepts(one.entry, len(one.buffers), most_nbytes):
-            gap = one.entry.offset - runs[-1].wanted[-1].entry.end
-        else:
-            runs.append(_Run())
-        runs[-1].add(one, gap)
+    run = None
+    for entry, position in ordered:
+        segment, offset, nbytes, _, _ = entry
+        buffers = into[position]
+        room = sum([buffer.nbytes for buffer in buffers])
+        if (
+            run is None
+            or segment != run.segment
+            or not 0 <= offset - run.end < MAX_GAP
+            or offset + nbytes - run.start > most_nbytes
+            or len(run.vector) + len(buffers) >= IOV_MAX
+        ):
+            run = _Run(segment, offset)
+            runs.append(run)
+        before = memoryview(bytearray(offset - run.end + FRAME_NBYTES))
+        body_end = offset + FRAME_NBYTES + min(nbytes, room)
+        run.vector.append(before)
+        run.vector += buffers if room == nbytes else limit(buffers, nbytes)
+        run.members.append(_Member(position, entry, before, body_end))
+        run.end = body_end
+        if room < nbytes:
+            run = None  # the rest of the record is not read, so the next needs a call of its own
     return runs
-
-
-def _read_run(files: SegmentFiles, run: _Run) -> None:
-    segment, start = run.wanted[0].entry[:2]
-    try:
-        with files.using(segment) as fd:
-            end = start + read_all(fd, run.vector, start)
-    except FileNotFoundError:
-        return
-    for wanted, packed in zip(run.wanted, run.frames, strict=True):
-        entry = wanted.entry
-        frame = unpack(packed[-FRAME_NBYTES:], segment, entry.offset)
-        wanted.is_intact = (
-            frame is not None
-            and frame.key == wanted.key
-            and frame.nbytes == entry.nbytes
-            and end >= entry.offset + FRAME_NBYTES + min(entry.nbytes, nbytes_of(wanted.buffers))
-        )

@@ -27,7 +27,7 @@ from hicache.backends.lmdb.index import (
     Snapshot,
     entries_of,
 )
-from hicache.backends.lmdb.reading import Wanted, read
+from hicache.backends.lmdb.reading import read
 from hicache.backends.lmdb.segments import SegmentFiles
 from hicache.backends.lmdb.writing import Appender, Placed, Record
 from hicache.codec import parse
@@ -103,16 +103,15 @@ class Store:
     ) -> list[int | None]:
         """Read records; return their lengths. Those that are damaged or gone are forgotten."""
         entries = self._index.look_up(keys)
-        wanted = [
-            None if entry is None else Wanted(key, entry, buffers)
-            for key, entry, buffers in zip(keys, entries, into, strict=True)
-        ]
-        found = [one for one in wanted if one is not None]
-        read(self._files, found, threads)
-        lost = [Placed(one.key, one.entry) for one in found if not one.is_intact]
+        is_intact = read(self._files, keys, entries, into, threads)
+        found = zip(keys, entries, is_intact, strict=True)
+        lost = [Placed(key, one) for key, one, is_good in found if one and not is_good]
         if lost:
             self._forget(lost)
-        return [one.entry.nbytes if one and one.is_intact else None for one in wanted]
+        return [
+            one.nbytes if one is not None and is_good else None
+            for one, is_good in zip(entries, is_intact, strict=True)
+        ]
 
     def contains(self, keys: Sequence[PageKey]) -> list[bool]:
         return [entry is not None for entry in self._index.look_up(keys)]
@@ -167,12 +166,13 @@ class Store:
         self, snapshot: Snapshot, positions: NDArray[np.intp], nbytes: int, threads: Threads
     ) -> list[tuple[PageKey, bytes]]:
         """Return key and first bytes of those records of a snapshot that are still there."""
-        wanted = []
-        for key, entry in entries_of(snapshot, positions):
-            buffer = memoryview(bytearray(min(nbytes, entry.nbytes)))
-            wanted.append(Wanted(key, entry, [buffer]))
-        read(self._files, wanted, threads)
-        return [(one.key, bytes(one.buffers[0])) for one in wanted if one.is_intact]
+        records = entries_of(snapshot, positions)
+        keys = [key for key, _ in records]
+        entries = [entry for _, entry in records]
+        buffers = [memoryview(bytearray(min(nbytes, one.nbytes))) for one in entries]
+        is_intact = read(self._files, keys, entries, [[buffer] for buffer in buffers], threads)
+        found = zip(keys, buffers, is_intact, strict=True)
+        return [(key, bytes(buffer)) for key, buffer, is_good in found if is_good]
 
     def stats(self) -> StorageStats:
         nbytes = sum(self._files.found().values())

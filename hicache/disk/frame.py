@@ -47,3 +47,11 @@ def unpack(packed: memoryview | bytes, segment: int = 0, offset: int = 0) -> Fra
     if magic != MAGIC or crc != crc32(_PLACE.pack(segment, offset), crc32(packed[:_CHECKED])):
         return None
     return Frame(PageKey(key), nbytes, number, stamp)
+
+
+def is_frame_of(
+    packed: memoryview | bytes, key: PageKey, nbytes: int, segment: int = 0, offset: int = 0
+) -> bool:
+    """Return whether it is the frame of that key's record, of that length, at that place."""
+    frame = unpack(packed, segment, offset)
+    return frame is not None and frame.key == key and frame.nbytes == nbytes

@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from typing_extensions import Buffer
 
 IOV_MAX = os.sysconf("SC_IOV_MAX")
+_WRITE_NBYTES = 512 * 1024
+"""A call, at most: the kernel caches larger writes in pages of 2 MiB, and getting hold of those
+made them 3 to 10 times slower on a machine whose memory had not been in use (ext4, Linux 6.18)."""
 
 
 def nbytes_of(buffers: Sequence[Buffer]) -> int:
@@ -36,10 +39,21 @@ def read_all(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
 def write_all(fd: int, buffers: Sequence[Buffer], offset: int) -> None:
     """Write the buffers, in order, at ``offset``. An error may leave part of it behind."""
     rest = [memoryview(buffer) for buffer in buffers]
+    rest.reverse()  # the next one last, where taking it is O(1)
     while rest:
-        count = os.pwritev(fd, rest[:IOV_MAX], offset)
+        vector: list[memoryview] = []
+        room = _WRITE_NBYTES
+        while rest and room and len(vector) < IOV_MAX:
+            buffer = rest.pop()
+            if buffer.nbytes > room:
+                buffer = buffer.cast("B")
+                rest.append(buffer[room:])
+                buffer = buffer[:room]
+            vector.append(buffer)
+            room -= buffer.nbytes
+        count = os.pwritev(fd, vector, offset)
         offset += count
-        rest = _after(rest, count)
+        rest += reversed(_after(vector, count))
 
 
 def limit(buffers: Sequence[memoryview], nbytes: int) -> list[memoryview]:
