@@ -346,7 +346,9 @@ class Leases:
     def _attach_keys(self, request: Request, node: Node) -> None:
         """Give a node the keys that were computed for the probe, so that none is computed twice."""
         first = node.start + len(node.keys) // KEY_NBYTES - request.keys_start
-        if first >= 0:
+        above = node.parent
+        assert above is not None
+        if first >= 0 and len(above.keys) == above.num_pages * KEY_NBYTES:
             last = node.end - request.keys_start
             node.keys += request.keys[first * KEY_NBYTES : last * KEY_NBYTES]
 
