@@ -190,6 +190,20 @@ def test_stats_show_what_the_backend_holds() -> None:
         assert world.store.stats().is_up
 
 
+def test_a_backend_that_hangs_over_its_stats_is_asked_once() -> None:
+    gate = Gate()
+    with World(config={"touch_interval_s": 60}) as world:
+        world.wait_until(lambda: world.store.stats().backend is not None)
+        world.backend.next("stats", Fault(before=gate))
+        for _ in range(5):
+            world.advance(60)
+            world.wait_until(lambda: world.backend.num_calls["stats"] == 2)
+            world.probe_keys([])
+
+        assert world.backend.num_calls["stats"] == 2
+        gate.open()
+
+
 # ---------------------------------------------------------------- opening
 
 

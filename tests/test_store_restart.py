@@ -10,7 +10,7 @@ from hicache.codec import PageCodec, encode_namespace
 from hicache.events import ChainFound
 from hicache.keys import PageKey, PageRef, pack
 from hicache.store.restart import Chains
-from hicache.testing.faulty import Fault, truncate
+from hicache.testing.faulty import Fault, Gate, truncate
 from tests.stores import (
     NAMESPACE,
     OTHER_NAMESPACE,
@@ -187,3 +187,16 @@ def test_a_description_is_no_page() -> None:
     head, _ = encode_namespace(described.digest, described.descriptor, 0)
 
     assert not Chains(CODEC, described.digest).note(PageKey(described.digest), head)
+
+
+def test_a_scan_that_is_not_over_does_not_hold_up_the_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gate = Gate()
+    with World() as world:
+        world.backend.next("scan", Fault(before=gate))
+        world.store.scan(NAMESPACE)
+        gate.wait_until_reached()
+
+    assert caplog.messages == []
+    assert world.store.stats().errors == {}

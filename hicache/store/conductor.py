@@ -259,13 +259,12 @@ class Conductor:
         self._ledger.emit(StorageDown())
         self._ledger.pause()
         self._ledger.refuse(AWAITED, "down")
-        self._later(self._config.breaker_retry_s, self._try_again)
+        self._retry = self._later(self._config.breaker_retry_s, self._try_again)
 
     def _try_again(self) -> None:
-        if self._breaker.is_open:
-            self._later(self._config.breaker_retry_s, self._try_again)
-            if self._num_trials < _MAX_TRIALS:
-                self._begin(self._trial)
+        self._retry = self._later(self._config.breaker_retry_s, self._try_again)
+        if self._num_trials < _MAX_TRIALS:
+            self._begin(self._trial)
 
     async def _trial(self) -> None:
         self._num_trials += 1
@@ -275,6 +274,7 @@ class Conductor:
 
     def _attach(self) -> None:
         log.info("storage is attached again")
+        self._retry.cancel()
         self._breaker.close()
         self._ledger.accept(AWAITED, "down")
         self._ledger.resume()

@@ -7,6 +7,7 @@ import asyncio
 import threading
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 from typing import Literal, TypeVar, cast
@@ -40,7 +41,8 @@ class Gate:
             self._is_open = True
             waiters, self._waiters = self._waiters, []
         for loop, future in waiters:
-            loop.call_soon_threadsafe(_settle, future)
+            with suppress(RuntimeError):  # that the loop has ended
+                loop.call_soon_threadsafe(future.set_result, None)
 
     def wait_until_reached(self, timeout_s: float = 10.0) -> None:
         """Block until a call has come to the gate."""
@@ -257,8 +259,3 @@ def flip(record: bytes, random: Random) -> bytes:
     changed = bytearray(record)
     changed[random.randrange(len(changed))] ^= 1 << random.randrange(8)
     return bytes(changed)
-
-
-def _settle(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
