@@ -8,6 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 BENCHES := tree keys transfer storage reuse overhead chat
+LINTERS := 'ruff check' 'ruff format --check' mypy pyright 'lint-imports --no-logo'
 # What must be tested branch by branch: a bug there gives wrong tokens.
 COVERED := hicache/tree/*,hicache/planner/*,hicache/store/*,hicache/codec.py
 
@@ -32,11 +33,8 @@ coverage: ## after `make test`: every branch of tree, planner, store and codec w
 	$(BIN)/coverage report --include='$(COVERED)' --fail-under=100
 
 lint: $(VENV)/linters ## ruff, mypy, pyright, import-linter
-	$(BIN)/ruff check
-	$(BIN)/ruff format --check
-	$(BIN)/mypy
-	PATH="$(CURDIR)/$(BIN):$$PATH" PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
-	$(BIN)/lint-imports --no-logo
+	@status=0; PATH="$(CURDIR)/$(BIN):$$PATH"; export PYRIGHT_PYTHON_IGNORE_WARNINGS=1; \
+	for linter in $(LINTERS); do echo "$$linter"; $$linter || status=1; done; exit $$status
 
 format: $(VENV)/linters ## put the code into its one shape
 	$(BIN)/ruff check --fix
