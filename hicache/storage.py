@@ -30,6 +30,10 @@ class StorageStats:
     """The bytes that it may occupy; ``None`` where nothing bounds it."""
     num_evicted: int = 0
     """Records that it has evicted since it was opened."""
+    num_lost: int = 0
+    """Records that it found damaged or gone when they were read, since it was opened."""
+    num_stuck: int = 0
+    """Times that what was to be evicted could not be deleted, since it was opened."""
 
 
 class BackendOptions(BaseModel):

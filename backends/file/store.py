@@ -161,7 +161,14 @@ class Store:
 
     def stats(self) -> StorageStats:
         totals = self._ledger.totals()
-        return StorageStats(totals.num_records, totals.nbytes, self.budget_nbytes, self.num_evicted)
+        return StorageStats(
+            totals.num_records,
+            totals.nbytes,
+            self.budget_nbytes,
+            num_evicted=self.num_evicted,
+            num_lost=self.num_lost,
+            num_stuck=self.num_stuck,
+        )
 
     def close(self) -> None:
         self._ledger.close()

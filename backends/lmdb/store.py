@@ -60,7 +60,9 @@ class Store:
         """Records that were found damaged or gone when they were read."""
         self._clock = clock
         map_nbytes = min(max(budget_nbytes // 64, 1 << 20), 1 << 30) // 4096 * 4096
+        self._whole_budget_nbytes = budget_nbytes
         self._budget_nbytes = budget_nbytes - map_nbytes - LOCK_NBYTES
+        """What segments may take: the index has its share already."""
         self._segment_nbytes = min(max(budget_nbytes // 32, 256 << 10), 256 << 20)
         self._path = path
         directory.prepare(path)
@@ -180,8 +182,14 @@ class Store:
             nbytes += (self._path / name).stat().st_size
         with self._index.view() as view:
             num_records = view.num_records
-        budget = self._budget_nbytes
-        return StorageStats(num_records, nbytes, budget, self._evictor.num_evicted)
+        return StorageStats(
+            num_records,
+            nbytes,
+            self._whole_budget_nbytes,
+            num_evicted=self._evictor.num_evicted,
+            num_lost=self.num_lost,
+            num_stuck=self._evictor.num_stuck,
+        )
 
     def close(self) -> None:
         """Seal what is being written and let go. No other thread may use the store any more."""
