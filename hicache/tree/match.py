@@ -31,7 +31,10 @@ class Match:
         return self.num_pages - self.node.start
 
     def tiers(self) -> "TierPages":
-        """Return how far the match reaches in each tier. O(nodes below the part in L1)."""
+        """Return how far the match reaches in each tier. O(nodes below the part in L1).
+
+        What is above a page in L1 counts as in L1, though some may still be on its way there.
+        """
         below: list[Node] = []
         node = self.node
         while node.parent is not None and not node.device.slots:
@@ -42,7 +45,7 @@ class Match:
             below.append(node)
         host = stored = device
         for node in reversed(below):
-            in_host = min(max(node.start + len(node.host.slots), device), self.num_pages)
+            in_host = min(node.start + len(node.host.slots), self.num_pages)
             if host >= node.start:
                 host = max(host, in_host)
             reach = max(in_host, min(node.start + node.stored, self.num_pages))
