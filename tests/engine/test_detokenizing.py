@@ -123,6 +123,12 @@ def test_the_first_word_has_no_space_at_the_start_or_behind_a_special_token() ->
     assert "".join(deltas(PIECES, piece_ids("▁world", "!"), prompt)) == "world!"
 
 
+def test_special_tokens_between_words_do_not_take_their_space() -> None:
+    tokens = piece_ids("▁Hello", *["</s>"] * 20, "▁world")
+
+    assert "".join(deltas(PIECES, tokens)) == decode(PIECES, tokens) == "Hello world"
+
+
 def test_a_character_is_said_with_its_last_byte() -> None:
     tokens = piece_ids("▁a", "😀", "b")
 

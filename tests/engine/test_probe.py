@@ -11,7 +11,7 @@ from transformers import AutoConfig
 from hicache.config import EngineConfig
 from hicache.engine.loading import load_model
 from hicache.engine.model import KVShape
-from hicache.engine.probe import check_config, check_model
+from hicache.engine.probe import check_config, check_model, observe
 from hicache.errors import ConfigError
 from tests.engine.tiny_models import (
     HEAD_DIM,
@@ -85,6 +85,20 @@ def patched_projection(loaded_layer: torch.nn.Module, offset: float) -> Iterator
         yield
     finally:
         handle.remove()
+
+
+def test_a_model_that_uses_a_layer_twice_is_refused(tmp_path: Path) -> None:
+    loaded = tiny_model(tmp_path, "llama")
+
+    def again(
+        layer: torch.nn.Module, inputs: tuple[object, ...], options: dict[str, object], _: object
+    ) -> object:
+        return layer.forward(*inputs, **options)
+
+    loaded.model.get_submodule("model.layers.0").register_forward_hook(again, with_kwargs=True)
+
+    with pytest.raises(ConfigError, match="it cannot be run on pages"):
+        observe("twice", loaded.model)
 
 
 def test_a_model_whose_logits_depend_on_the_chunks_is_refused(tmp_path: Path) -> None:

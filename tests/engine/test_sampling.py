@@ -101,6 +101,28 @@ def test_a_token_that_cannot_be_is_never_drawn() -> None:
     assert shares(SamplingParams(temperature=100, seed=1), logits) == {17: 1.0}
 
 
+class FixedSampler(Sampler):
+    """Draws the number that it was given."""
+
+    def __init__(self, point: float, params: SamplingParams) -> None:
+        super().__init__(params)
+        self._point = point
+
+    def draw(self) -> float:
+        return self._point
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.999])
+@pytest.mark.parametrize(("point", "token"), [(0.0, 1), (0.5, 2), (1 - 2**-53, 2)])
+def test_the_ends_of_the_range_are_tokens_that_can_be(
+    point: float, token: int, top_p: float
+) -> None:
+    impossible = float("-inf")
+    logits = torch.tensor([[impossible, 0.0, 0.0, impossible, impossible]])
+
+    assert sample(logits, [FixedSampler(point, SamplingParams(top_p=top_p))]) == [token]
+
+
 def test_a_very_low_temperature_is_greedy_and_does_not_overflow() -> None:
     assert shares(SamplingParams(temperature=1e-4, seed=1)).keys() == {3, 5}
 

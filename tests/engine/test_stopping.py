@@ -9,7 +9,7 @@ import pytest
 from hicache.engine.detokenizing import Detokenizer
 from hicache.engine.outputs import Output, SamplingParams
 from hicache.engine.stopping import Answer
-from tests.engine.tiny_models import tiny_tokenizer
+from tests.engine.tiny_models import VOCABULARY, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
 EOS = 2
@@ -140,6 +140,16 @@ def test_the_stop_string_that_begins_first_wins_and_of_those_the_longest() -> No
 
     assert text(outputs) == "a"
     assert outputs[-1].stop_match in ("bc", "bcd")
+
+
+def test_of_stop_strings_that_begin_in_one_token_the_longest_is_reported() -> None:
+    word = next(token for token in range(3, VOCABULARY) if len(TOKENIZER.decode([token])) > 3)
+    text_of_it = TOKENIZER.decode([word])
+    assert isinstance(text_of_it, str)
+
+    (output,) = write([word], replace(PLAIN, stop=(text_of_it[:2], text_of_it[:3])))
+
+    assert (output.text, output.stop_match) == ("", text_of_it[:3])
 
 
 def test_an_empty_stop_string_stops_nothing() -> None:
