@@ -6,12 +6,8 @@ The names R1 to S6 are rows of a list of such failures; each test is one row's i
 import errno
 import os
 import shutil
-import socket
-import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -20,7 +16,7 @@ from hicache.codec import PageCodec
 from hicache.errors import ConfigError, StorageError, StorageFull
 from hicache.keys import NamespaceDigest, PageRef
 from hicache.testing.conformance import key, put, read, record
-from tests.disk_child import BACKENDS, CHURNED, CHURNED_NBYTES, written
+from tests.disk_child import BACKENDS
 from tests.disks import MIB, Disk, FakeClock
 
 pytestmark = pytest.mark.anyio
@@ -358,127 +354,3 @@ async def test_s4_a_full_disk_costs_stores_and_leaves_no_halves(
 
         assert await put(backend, "b", "c", nbytes=NBYTES) == [True, True]
         assert await read(backend, "c", NBYTES) == record("c", NBYTES)
-
-
-def test_s4_a_limit_of_the_system_is_a_full_disk(disk: Disk) -> None:
-    with disk.child("limited", 1) as child:
-        assert child.stdout is not None
-        said = child.stdout.read()
-
-        assert child.wait() == 0
-    words = said.replace(",", "").split()
-    assert words[0::2] == ["full", "whole"]
-    assert int(words[1]) > 0
-    assert int(words[3]) > 0
-
-
-# ---------------------------------------------------------------- crashes and other processes
-
-
-async def test_r9_what_a_crash_left_behind_is_swept(disk: Disk) -> None:
-    await put_apart(disk, "a")
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    before = disk.nbytes()
-    if disk.kind == "file":
-        left = disk.path / "tmp" / f"{socket.gethostname()}~{dead.pid}~0~1~0.tmp"
-        left.write_bytes(bytes(3 * NBYTES))
-    else:
-        segment, _ = disk.find(record("a", NBYTES))
-        segment.with_name("0123456789abcdef.seg").write_bytes(bytes(3 * NBYTES))
-        with open(segment, "ab") as file:
-            file.write(bytes(NBYTES))
-
-    async with disk.opened() as backend:
-        assert disk.nbytes() <= before + NBYTES // 2
-        assert await read(backend, "a", NBYTES) == record("a", NBYTES)
-
-
-async def check_after_kill(disk: Disk, seeds: dict[int, int]) -> None:
-    """Assert that all that was accepted is whole, and that the rest is whole or absent."""
-    async with disk.opened() as backend:
-        for seed, num_accepted in seeds.items():
-            for number in range(num_accepted + 8):
-                name, data = written(seed, number)
-                buffer = memoryview(bytearray(60_000))
-                (length,) = await backend.get([name], [[buffer]])
-                if number < num_accepted or length is not None:
-                    assert length == len(data), (seed, number)
-                    assert bytes(buffer[:length]) == data, (seed, number)
-        num_scanned = len([name async for name, _ in backend.scan(8)])
-        assert (await backend.stats()).num_records == num_scanned
-        if disk.kind == "file":
-            assert not list((disk.path / "tmp").iterdir())
-
-
-async def kill_writers(disk: Disk, num_kills: int, random: Random) -> None:
-    disk.budget_nbytes = 512 * MIB
-    seeds: dict[int, int] = {}
-    for seed in range(num_kills):
-        with disk.child("write", seed) as child:
-            assert child.stdout is not None
-            for _ in range(random.randrange(1, 12)):
-                seeds[seed] = int(child.stdout.readline())
-        await check_after_kill(disk, {seed: seeds[seed]})
-    await check_after_kill(disk, seeds)
-
-
-@pytest.mark.slow
-async def test_s3_after_kill_9_what_was_accepted_is_whole(disk: Disk) -> None:
-    await kill_writers(disk, 4, Random(0))
-
-
-@pytest.mark.soak
-async def test_s3_after_many_kills_what_was_accepted_is_whole(disk: Disk, is_full: bool) -> None:
-    await kill_writers(disk, 200 if is_full else 10, Random(1))
-
-
-@pytest.mark.slow
-async def test_s6_a_record_that_another_process_writes_is_whole_or_absent(disk: Disk) -> None:
-    num_whole = 0
-    with disk.child("churn", 7) as child:
-        assert child.stdout is not None
-        assert child.stdin is not None
-        assert child.stdout.readline() == "ready\n"
-        async with disk.opened() as backend:
-            for turn in range(150):
-                for name in CHURNED:
-                    found = await read(backend, name, CHURNED_NBYTES)
-                    assert found in (None, record(name, CHURNED_NBYTES))
-                    num_whole += found is not None
-                if turn % 5 == 0:
-                    await put(backend, turn % len(CHURNED), nbytes=CHURNED_NBYTES)
-        child.stdin.close()
-        assert child.wait() == 0
-
-    assert num_whole > 0
-
-
-@pytest.mark.slow
-async def test_r7_r8_one_budget_holds_for_all_processes(disk: Disk) -> None:
-    disk.budget_nbytes = 8 * MIB
-    most = 0
-    with disk.child("step", 1) as first, disk.child("step", 2) as second:
-        for _ in range(60):
-            for child in (first, second):
-                assert child.stdin is not None
-                child.stdin.write("\n")
-                child.stdin.flush()
-            for child in (first, second):
-                most = max(most, disk.nbytes())
-                assert child.stdout is not None
-                assert child.stdout.readline()
-
-    assert most <= disk.budget_nbytes
-
-
-@pytest.mark.slow
-async def test_s2_records_of_an_earlier_process_are_there(disk: Disk) -> None:
-    with disk.child("write", 3) as child:
-        assert child.stdout is not None
-        accepted = [int(child.stdout.readline()) for _ in range(3)][-1]
-
-    async with disk.opened() as backend:
-        names = [written(3, number)[0] for number in range(accepted)]
-
-        assert await backend.contains(names) == [True] * accepted

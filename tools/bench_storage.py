@@ -38,6 +38,8 @@ WRITE_BAR = 0.60
 COLD_BAR = 0.85
 """Of one sequential read of a plain file, for the default backend."""
 _NAMESPACE = NamespaceDigest(sha256(b"hicache bench storage").digest())
+_PLAIN_NBYTES = 512 * KIB
+"""A plain write: larger ones are slower on some kernels, and would make ours look good."""
 _WAIT_S = 120.0
 
 
@@ -164,9 +166,10 @@ class _Bench:
             memory[half + start : half + start + nbytes] = memory[start : start + nbytes]
 
     def _write_plain(self, path: Path) -> None:
+        total = NUM_PAGES * self.page_nbytes
         with open(path, "xb", buffering=0) as file:
-            for start in range(0, NUM_PAGES * self.page_nbytes, self.page_nbytes):
-                file.write(self._memory[start : start + self.page_nbytes])
+            for start in range(0, total, _PLAIN_NBYTES):
+                file.write(self._memory[start : min(start + _PLAIN_NBYTES, total)])
 
     def _read_plain(self, path: Path) -> None:
         half = NUM_PAGES * self.page_nbytes

@@ -46,6 +46,36 @@ def plan(
 
     O(n log n) of the records, in NumPy.
     """
+    victims: list[Victim] = []
+    choices = _choices(snapshot, candidates, nbytes, num_records)
+    for choice in sorted(choices, key=lambda one: (one.is_costly, one.score)):
+        if nbytes <= 0 and num_records <= 0:
+            break
+        kept = frozenset(snapshot.keys[position] for position in choice.kept.tolist())
+        victims.append(Victim(choice.segment, entries_of(snapshot, choice.records), kept))
+        nbytes -= choice.gain
+        num_records -= len(choice.records) - len(choice.kept)
+    return victims
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What giving up a segment would mean."""
+
+    is_costly: bool
+    """Whether records would go that are not among the oldest."""
+    score: float
+    segment: int
+    gain: int
+    """Bytes that it gives back."""
+    records: NDArray[np.intp]
+    kept: NDArray[np.intp]
+
+
+def _choices(
+    snapshot: Snapshot, candidates: Mapping[int, Segment], nbytes: int, num_records: int
+) -> list[_Choice]:
+    """Return what each candidate would give back, where the oldest records are to go."""
     entries = snapshot.entries
     order = np.lexsort((-entries["number"].astype(np.int64), entries["stamp"]))
     rank = np.empty(len(entries), np.int64)
@@ -71,30 +101,7 @@ def plan(
         score = float(rank[inside].mean()) if is_costly else share
         gain = known.capacity - int(cost[fits].sum())
         choices.append(_Choice(is_costly, score, segment, gain, inside, fits))
-
-    victims: list[Victim] = []
-    for choice in sorted(choices, key=lambda one: (one.is_costly, one.score)):
-        if nbytes <= 0 and num_records <= 0:
-            break
-        kept = frozenset(snapshot.keys[position] for position in choice.kept.tolist())
-        victims.append(Victim(choice.segment, entries_of(snapshot, choice.records), kept))
-        nbytes -= choice.gain
-        num_records -= len(choice.records) - len(choice.kept)
-    return victims
-
-
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """What giving up a segment would mean."""
-
-    is_costly: bool
-    """Whether records would go that are not among the oldest."""
-    score: float
-    segment: int
-    gain: int
-    """Bytes that it gives back."""
-    records: NDArray[np.intp]
-    kept: NDArray[np.intp]
+    return choices
 
 
 class Evictor:
