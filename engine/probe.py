@@ -77,7 +77,7 @@ def observe(name: str, model: PreTrainedModel) -> KVShape:
     if observer.calls != num_layers or sorted(observer.shapes) != list(range(num_layers)):
         raise ConfigError(
             f"{name}: {len(observer.shapes)} of its {num_layers} layers use the attention that is "
-            f"set for them; it cannot be run on pages"
+            f"set for them, in {observer.calls} calls; it cannot be run on pages"
         )
     shapes = set(observer.shapes.values())
     if len(shapes) > 1:
