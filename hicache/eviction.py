@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from hicache.tree import Node, Residence
 
 Rank = Callable[[Node], Any]
-"""Ranks a node; the lowest rank is evicted first. Equal ranks leave in the order in which they came."""
+"""Ranks a node; the lowest rank is evicted first, and equal ranks in the order of their puts."""
 
 POLICIES: dict[str, Rank] = {
     "lru": operator.attrgetter("last_used"),

@@ -119,10 +119,6 @@ class Node:
         """Whether this is the empty node at the top of a tree."""
         return self.parent is None
 
-    def __lt__(self, other: "Node") -> bool:
-        """Order equal ranks in an eviction order the same way in every run."""
-        return (self.tokens, self.start) < (other.tokens, other.start)
-
     def __repr__(self) -> str:
         return (
             f"<Node {self.start}+{self.num_pages}p device={len(self.device.slots)}"
