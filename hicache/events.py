@@ -5,7 +5,7 @@ with the time, and carries out the actions that come back.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NewType
 
 from hicache.keys import NamespaceDigest, PageKey
@@ -86,6 +86,9 @@ class Finished(Event):
     op: OpId
     outcomes: Sequence[bool]
     is_returned: bool = True
+    seconds: float | None = field(default=None, compare=False)
+    """How long it took, where that is known: it may be heard of a whole step later. None: until
+    now."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 import logging
 import os
 import threading
+import time
 from array import array
 from collections.abc import Iterator, Sequence
 from random import Random
@@ -257,6 +258,21 @@ def test_a_copy_that_raises_fails_all_its_pages_and_the_thread_goes_on(
     assert transfer.drain() == [Finished(OpId(1), [False, False]), Finished(OpId(2), [True])]
     assert marks(device.pages)[3] == 50
     assert "a copy of 2 pages failed" in caplog.text
+
+
+def test_a_copy_says_how_long_it_took_however_late_that_is_heard() -> None:
+    device = DevicePool(LAYOUT, 4)
+    transfer = CpuTransfer(device, HostPool(LAYOUT, 4))
+    asked = time.monotonic()
+    transfer.load(OpId(1), slots(0, 1), slots(0, 1))
+    transfer.wait(OpId(1), 0)
+    arrived = time.monotonic()
+
+    transfer.close()
+    (finished,) = transfer.drain()
+
+    assert finished.seconds is not None
+    assert 0 < finished.seconds <= arrived - asked
 
 
 # ---------------------------------------------------------------- many at once

@@ -278,6 +278,16 @@ def test_no_copy_crosses_from_one_pinned_chunk_into_the_next() -> None:
 # ---------------------------------------------------------------- failures
 
 
+def test_a_load_says_how_long_the_stream_took() -> None:
+    bench = Bench(num_layer_groups=2)
+
+    bench.transfer.load(OP, slots(0, 2), slots(3, 5))
+    bench.gpu.run()
+
+    (finished,) = bench.transfer.drain()
+    assert finished.seconds == 0.001
+
+
 def test_a_copy_that_cannot_be_started_fails_once_its_part_is_over() -> None:
     bench = Bench(num_layer_groups=2)
     bench.gpu.copies_until_failure = 3

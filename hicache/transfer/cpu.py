@@ -7,6 +7,7 @@ could save 3 % at best, and small pages would cost more calls.
 
 import logging
 import threading
+import time
 from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -40,6 +41,7 @@ class _Job:
     target: "PageViews"
     num_pages: int
     turns: Iterator[Sequence[Run]]
+    asked: float = field(default_factory=time.monotonic)
     is_over: threading.Event = field(default_factory=threading.Event)
 
 
@@ -196,7 +198,8 @@ class CpuTransfer(Transfer):
     def _finish(self, job: _Job, is_done: bool) -> None:
         with self._condition:
             self._by_op.pop(job.op, None)
-            self._finished.append(Finished(job.op, [is_done] * job.num_pages))
+            seconds = time.monotonic() - job.asked
+            self._finished.append(Finished(job.op, [is_done] * job.num_pages, seconds=seconds))
         job.is_over.set()
         if self._wake is not None:
             self._wake.set()

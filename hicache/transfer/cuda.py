@@ -61,6 +61,8 @@ class _Copy:
 
     op: OpId
     num_pages: int
+    begun: Event
+    """Before everything."""
     arrived: list[Event]
     """Behind each layer group, and so the last one behind everything."""
     is_whole: bool
@@ -164,7 +166,7 @@ class CudaTransfer(Transfer):
             while queue and (outcome := _outcome(queue[0])) is not None:
                 copy = queue.popleft()
                 self._by_op.pop(copy.op, None)
-                finished.append(Finished(copy.op, [outcome] * copy.num_pages))
+                finished.append(self._finished(copy, outcome))
         self._put_back_ups()
         return finished
 
@@ -216,6 +218,7 @@ class CudaTransfer(Transfer):
 
         What fails half-way is over when that half is: its slots are written to until then.
         """
+        begun = stream.record_event()
         arrived: list[Event] = []
         is_whole = True
         try:
@@ -227,7 +230,14 @@ class CudaTransfer(Transfer):
             logger.exception("a copy of %d pages could not be started", num_pages)
             is_whole = False
             arrived = [stream.record_event()]
-        return _Copy(op, num_pages, arrived, is_whole, sum(len(targets) for targets, _ in parts))
+        num_pieces = sum(len(targets) for targets, _ in parts)
+        return _Copy(op, num_pages, begun, arrived, is_whole, num_pieces)
+
+    def _finished(self, copy: _Copy, outcome: bool) -> Finished:
+        seconds = None
+        if outcome:
+            seconds = self._streams.seconds_between(copy.begun, copy.arrived[-1])
+        return Finished(copy.op, [outcome] * copy.num_pages, seconds=seconds)
 
     def _computed_so_far(self) -> Sequence[Event]:
         return self._fence, self._streams.current().record_event()

@@ -52,6 +52,10 @@ class Streams(Protocol):
         """Put copies into this stream meanwhile."""
         ...
 
+    def seconds_between(self, begin: Event, end: Event) -> float:
+        """Return how long a stream took from one event to a later one; both have been passed."""
+        ...
+
     def copy(self, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
         """Put copies into the stream in use, each between two contiguous tensors.
 
@@ -83,6 +87,12 @@ class CudaStreams:
         assert isinstance(stream, _CudaStream)
         return torch.cuda.stream(stream.raw)
 
+    def seconds_between(self, begin: Event, end: Event) -> float:
+        """Return how long a stream took from one event to a later one; both have been passed."""
+        assert isinstance(begin, torch.cuda.Event)
+        assert isinstance(end, torch.cuda.Event)
+        return float(begin.elapsed_time(end)) / 1e3
+
     def copy(self, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
         """Put copies into the stream in use; they do not block where host memory is pinned."""
         for target, source in zip(targets, sources, strict=True):
@@ -100,7 +110,7 @@ class _CudaStream:
         self.raw.wait_event(event)
 
     def record_event(self) -> Event:
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         self.raw.record_event(event)
         return event
 
