@@ -54,7 +54,7 @@ from hicache.events import (
     Ticked,
     Wanted,
 )
-from hicache.keys import TOKEN_NBYTES, NamespaceDigest
+from hicache.keys import TOKEN_NBYTES, NamespaceDigest, PageKey
 from hicache.layout import KVLayout
 from hicache.namespace import Namespace
 
@@ -338,7 +338,8 @@ class HiCache:
             case Store():
                 store.store(action.op, action.namespace, action.pages, action.source)
             case Touch():
-                store.touch(action.keys)
+                # What says what the pages are must not age before them.
+                store.touch([*action.keys, *map(PageKey, self._namespaces)])
             case Delete():
                 store.delete(action.keys)
             case Cancel():
