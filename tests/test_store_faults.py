@@ -406,7 +406,7 @@ def test_deadlines_are_kept_where_a_backend_blocks_the_loop() -> None:
         assert world.store.stats().dropped["fetch_stalled"] == 4
         backend.go_on.set()
         world.returned(blocked)
-        world.wait_until(lambda: world.fetch_pages(page_refs(1)) == [False])
+        world.wait_until(lambda: world.store_pages(page_refs(1)) == [True])
         reads_and_writes(world)
 
 

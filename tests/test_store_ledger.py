@@ -220,6 +220,21 @@ def test_a_deadline_ends_the_waiting_and_the_return_ends_the_ownership() -> None
     assert not books.give_up(call)
 
 
+def test_nothing_starts_before_somebody_has_looked_at_what_expired() -> None:
+    books = ledger(max_calls=1)
+    books.submit(operation("fetch", 8, 1))
+    books.submit(operation("fetch", 8, 2, first=10))
+    call = take(books)
+    assert not books.expire(NOW)
+
+    assert books.expire(NOW + DEADLINE_S)
+    assert not books.expire(NOW + DEADLINE_S)
+
+    assert books.take(NOW) is None
+    assert books.take_expired() == [call]
+    assert take(books).slots[0] == 10
+
+
 def test_an_operation_keeps_what_came_before_the_deadline() -> None:
     books = ledger()
     books.submit(operation("fetch", 10, 1))

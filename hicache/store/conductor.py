@@ -95,9 +95,8 @@ class Conductor:
 
         The loop does so in time. Where a backend blocks the loop, another thread can.
         """
-        calls = [call for call in self._ledger.overdue(now) if self._ledger.give_up(call)]
-        if calls:
-            self._thread.post(self._given_up, calls)
+        if self._ledger.expire(now):
+            self.pump()
 
     def when_alive(self, function: Callable[[*_Args], object], *args: *_Args) -> None:
         """Call ``function`` as soon as the loop is not blocked."""
@@ -172,6 +171,8 @@ class Conductor:
     # ------------------------------------------------------------ calls
 
     def _pump(self) -> None:
+        for expired in self._ledger.take_expired():
+            self._failed(expired.kind, TimeoutError("no answer in time"))
         while call := self._ledger.take(self._clock()):
             task = asyncio.get_running_loop().create_task(self._run(call))
             self._calls.add(task)
@@ -202,11 +203,6 @@ class Conductor:
 
     def _on_deadline(self) -> None:
         self.expire(self._clock())
-
-    def _given_up(self, calls: list[Call]) -> None:
-        for call in calls:
-            self._failed(call.kind, TimeoutError("no answer in time"))
-        self._pump()
 
     def _succeeded(self, call: Call) -> None:
         self._breaker.succeeded()

@@ -20,41 +20,15 @@ Invariants, asserted by ``check``:
 import threading
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 from hicache.events import Event, Finished, OpId, Probed, Returned
-from hicache.store.operations import AWAITED, KINDS, Call, Kind, Operation, Part
+from hicache.store.operations import AWAITED, KINDS, Call, Kind, Lane, Operation, Part
 
 _READS: tuple[Kind, ...] = ("probe", "fetch")
 _SHARE = 16
 """A lane may hold one in this many pages of the pool."""
 _MAX_QUEUED_KEYS = 1 << 18
 """Of deletes, and of touches: keys alone are cheap, and who forgets a prefix means it."""
-
-
-@dataclass(slots=True)
-class _Lane:
-    """What waits for one direction of traffic, and what is under way."""
-
-    urgent: deque[Operation] = field(default_factory=deque)
-    """Probes: small, and a request cannot ask for its pages before it has the answer."""
-    queue: deque[Operation] = field(default_factory=deque)
-    calls: set[Call] = field(default_factory=set)
-    """All that have not returned, given up or not."""
-
-    @property
-    def running(self) -> list[Call]:
-        """Calls that somebody waits for."""
-        return [call for call in self.calls if not call.is_given_up]
-
-    @property
-    def num_lent(self) -> int:
-        return sum(call.num_lent for call in self.calls)
-
-    @property
-    def num_overdue(self) -> int:
-        """Pages in calls that were given up."""
-        return sum(call.num_lent for call in self.calls if call.is_given_up)
 
 
 class Ledger:
@@ -75,12 +49,13 @@ class Ledger:
     ) -> None:
         self._lock = threading.RLock()
         self._over = threading.Condition(self._lock)
-        self._read, self._write = _Lane(), _Lane()
+        self._read, self._write = Lane(), Lane()
         self._awaited: dict[OpId, Operation] = {}
         self._writes: set[Operation] = set()
         self._outbox: list[Event] = []
         self._num_queued: Counter[Kind] = Counter()
         self._num_dropped: Counter[tuple[Kind, str]] = Counter()
+        self._expired: list[Call] = []
         self._refusals: dict[Kind, list[str]] = {kind: [] for kind in KINDS}
         self._is_paused = False
         self._max_batch = max_batch
@@ -149,7 +124,7 @@ class Ledger:
     def take(self, now: float) -> Call | None:
         """Return the next call to make, ``None`` if there is none for now. Reads come first."""
         with self._lock:
-            if self._is_paused:
+            if self._is_paused or self._expired:
                 return None
             for lane in (self._read, self._write):
                 for queue in (lane.urgent, lane.queue):
@@ -162,6 +137,22 @@ class Ledger:
         with self._lock:
             running = [*self._read.running, *self._write.running]
             return [call for call in running if call.deadline <= now]
+
+    def expire(self, now: float) -> bool:
+        """Give up all calls that are overdue; whether there were any that nobody had yet.
+
+        Nothing is handed out until somebody has looked at them with ``take_expired``.
+        """
+        with self._lock:
+            expired = [call for call in self.overdue(now) if self.give_up(call)]
+            self._expired += expired
+            return bool(expired)
+
+    def take_expired(self) -> list[Call]:
+        """Return the calls that ``expire`` gave up since the last time."""
+        with self._lock:
+            expired, self._expired = self._expired, []
+            return expired
 
     def give_up(self, call: Call) -> bool:
         """Stop waiting for a call: its pages are resolved as False, and stay lent.
@@ -280,7 +271,7 @@ class Ledger:
 
     # ------------------------------------------------------------ helpers, under the lock
 
-    def _lane(self, kind: Kind) -> _Lane:
+    def _lane(self, kind: Kind) -> Lane:
         return self._read if kind in _READS else self._write
 
     def _room(self, kind: Kind) -> tuple[int, str]:
@@ -292,7 +283,7 @@ class Ledger:
         most = self._max_queued if kind in AWAITED else _MAX_QUEUED_KEYS
         return most - self._num_queued[kind], "queue_full"
 
-    def _next_parts(self, lane: _Lane, queue: deque[Operation]) -> list[Part]:
+    def _next_parts(self, lane: Lane, queue: deque[Operation]) -> list[Part]:
         """Take keys of one kind from the head of a queue, as many as one call may have now."""
         while queue and not queue[0].num_queued:
             queue.popleft()
@@ -316,7 +307,7 @@ class Ledger:
             room -= stop - operation.start
         return parts
 
-    def _start(self, lane: _Lane, parts: list[Part], now: float) -> Call:
+    def _start(self, lane: Lane, parts: list[Part], now: float) -> Call:
         call = Call(parts[0].operation.kind, parts, now, now + self._deadline_s)
         self._num_queued[call.kind] -= call.num_keys
         for part in parts:

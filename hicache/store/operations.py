@@ -1,10 +1,12 @@
 """What is asked of storage, and the calls to a backend that it becomes.
 
 An *operation* is what was asked for: it ends with exactly one ``Finished`` or ``Probed``. A *call*
-is one call to the backend, for keys of one or more operations of one kind.
+is one call to the backend, for keys of one or more operations of one kind. A *lane* is one direction
+of traffic.
 """
 
 from array import array
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -89,3 +91,29 @@ class Call:
         return [
             slot for part in self.parts for slot in part.operation.slots[part.start : part.stop]
         ]
+
+
+@dataclass(slots=True)
+class Lane:
+    """What waits for one direction of traffic, and what is under way."""
+
+    urgent: deque[Operation] = field(default_factory=deque)
+    """Probes: small, and a request cannot ask for its pages before it has the answer."""
+    queue: deque[Operation] = field(default_factory=deque)
+    calls: set[Call] = field(default_factory=set)
+    """All that have not returned, given up or not."""
+
+    @property
+    def running(self) -> list[Call]:
+        """Calls that somebody waits for."""
+        return [call for call in self.calls if not call.is_given_up]
+
+    @property
+    def num_lent(self) -> int:
+        """Pages of the pool in its calls."""
+        return sum(call.num_lent for call in self.calls)
+
+    @property
+    def num_overdue(self) -> int:
+        """Pages in calls that were given up."""
+        return sum(call.num_lent for call in self.calls if call.is_given_up)
