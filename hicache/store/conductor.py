@@ -77,6 +77,7 @@ class Conductor:
         self._touch_lock = threading.Lock()
         self._num_trials = 0
         self._is_said_full = False
+        self._is_pump_posted = False
         self._is_asking = False
         self._is_dead = False
 
@@ -88,7 +89,9 @@ class Conductor:
 
     def pump(self) -> None:
         """Make the calls that can be made, soon."""
-        self._thread.post(self._pump)
+        if not self._is_pump_posted:
+            self._is_pump_posted = True
+            self._thread.post(self._pump)
 
     def expire(self, now: float) -> None:
         """Give up the calls whose deadline has passed.
@@ -156,6 +159,7 @@ class Conductor:
         self._ledger.refuse(KINDS, "closed")
         for call in self._ledger.calls():
             self._ledger.give_up(call)
+        self.caller.close()
 
     def _begin(
         self, work: Callable[[*_Args], Coroutine[object, object, None]], *args: *_Args
@@ -171,6 +175,7 @@ class Conductor:
     # ------------------------------------------------------------ calls
 
     def _pump(self) -> None:
+        self._is_pump_posted = False
         for expired in self._ledger.take_expired():
             self._failed(expired.kind, TimeoutError("no answer in time"))
         while call := self._ledger.take(self._clock()):

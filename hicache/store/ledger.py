@@ -8,8 +8,9 @@ A call ends twice at most: when its deadline passes (``give_up``: its pages are 
 lent) and when it has really returned (``finish``).
 
 Two lanes, so that reads never wait behind writes. Each may have ``max_calls`` calls that nobody
-has given up, and 1/16 of the pool in its calls, given up or not. So at most 1/8 of the pool is
-ever lent to overdue calls; a lane whose share is all overdue takes nothing in.
+has given up, and a share of the pool in its calls, given up or not: 3/32 for reads, which requests
+wait for, and 1/32 for writes, but a page at least. So at most 1/8 of the pool is ever lent to
+overdue calls; a lane whose share is all overdue takes nothing in.
 
 Invariants, asserted by ``check``:
   1. An operation's keys are resolved, queued, or in calls that run: each exactly one of these.
@@ -25,8 +26,8 @@ from hicache.events import Event, Finished, OpId, Probed, Returned
 from hicache.store.operations import AWAITED, KINDS, Call, Kind, Lane, Operation, Part
 
 _READS: tuple[Kind, ...] = ("probe", "fetch")
-_SHARE = 16
-"""A lane may hold one in this many pages of the pool."""
+_READ_SHARE, _WRITE_SHARE, _SHARES = 3, 1, 32
+"""Parts of the pool that a lane may hold, and of how many."""
 _MAX_QUEUED_KEYS = 1 << 18
 """Of deletes, and of touches: keys alone are cheap, and who forgets a prefix means it."""
 
@@ -49,7 +50,8 @@ class Ledger:
     ) -> None:
         self._lock = threading.RLock()
         self._over = threading.Condition(self._lock)
-        self._read, self._write = Lane(), Lane()
+        self._read = Lane(max(1, num_pages * _READ_SHARE // _SHARES))
+        self._write = Lane(max(1, num_pages * _WRITE_SHARE // _SHARES))
         self._awaited: dict[OpId, Operation] = {}
         self._writes: set[Operation] = set()
         self._outbox: list[Event] = []
@@ -61,7 +63,6 @@ class Ledger:
         self._max_batch = max_batch
         self._max_calls = max_calls
         self._max_queued = max_queued
-        self._max_lent = max(1, num_pages // _SHARE)
         self._deadline_s = deadline_s
         self._wake = wake
 
@@ -166,7 +167,7 @@ class Ledger:
             call.is_given_up = True
             for part in call.parts:
                 self._resolve(part.operation, part.stop - part.start, "deadline")
-            if lane.num_overdue >= self._max_lent:
+            if lane.num_overdue >= lane.max_lent:
                 self._drop_queued(call.kind, "lent")
             return True
 
@@ -266,7 +267,7 @@ class Ledger:
                 (writable if call.kind == "fetch" else readable).update(slots)
             assert writable.isdisjoint(readable)
             for lane in (self._read, self._write):
-                assert lane.num_lent <= self._max_lent
+                assert lane.num_lent <= lane.max_lent
                 assert len(lane.running) <= self._max_calls
 
     # ------------------------------------------------------------ helpers, under the lock
@@ -278,7 +279,8 @@ class Ledger:
         """Return how many more keys may be queued, and why no more."""
         if reasons := self._refusals[kind]:
             return 0, reasons[0]
-        if kind in ("fetch", "store") and self._lane(kind).num_overdue >= self._max_lent:
+        lane = self._lane(kind)
+        if kind in ("fetch", "store") and lane.num_overdue >= lane.max_lent:
             return 0, "lent"
         most = self._max_queued if kind in AWAITED else _MAX_QUEUED_KEYS
         return most - self._num_queued[kind], "queue_full"
@@ -296,7 +298,7 @@ class Ledger:
             return []
         room = 1 if kind == "describe" else self._max_batch
         if kind in ("fetch", "store"):
-            room = min(room, self._max_lent - lane.num_lent)
+            room = min(room, lane.max_lent - lane.num_lent)
         parts: list[Part] = []
         for operation in queue:
             if operation.kind != kind or room <= 0:

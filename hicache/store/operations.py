@@ -1,8 +1,8 @@
 """What is asked of storage, and the calls to a backend that it becomes.
 
 An *operation* is what was asked for: it ends with exactly one ``Finished`` or ``Probed``. A *call*
-is one call to the backend, for keys of one or more operations of one kind. A *lane* is one direction
-of traffic.
+is one call to the backend, for keys of one or more operations of one kind. A *lane* is one
+direction of traffic.
 """
 
 from array import array
@@ -97,6 +97,8 @@ class Call:
 class Lane:
     """What waits for one direction of traffic, and what is under way."""
 
+    max_lent: int
+    """Pages of the pool that its calls may hold."""
     urgent: deque[Operation] = field(default_factory=deque)
     """Probes: small, and a request cannot ask for its pages before it has the answer."""
     queue: deque[Operation] = field(default_factory=deque)
