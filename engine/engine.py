@@ -12,7 +12,6 @@ from array import array
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from types import TracebackType
@@ -29,13 +28,14 @@ from hicache.engine.loading import load_model
 from hicache.engine.model import LoadedModel
 from hicache.engine.opening import open_hicache
 from hicache.engine.outputs import SamplingParams
+from hicache.engine.prompts import checked
 from hicache.engine.requests import Request
 from hicache.engine.runner import ModelRunner
 from hicache.engine.sampling import Sampler
 from hicache.engine.scheduler import Scheduler
 from hicache.engine.stepping import Stepper
 from hicache.engine.stopping import Answer
-from hicache.errors import HiCacheError, InputError
+from hicache.errors import HiCacheError
 from hicache.events import RequestId
 from hicache.keys import NamespaceDigest
 
@@ -135,30 +135,10 @@ class Engine:
         Raises ``InputError`` for a prompt or parameters that cannot run, ``QueueFull``, and
         ``EngineClosed``; nothing is then left behind.
         """
-        tokens = self._checked(prompt_ids)
-        max_tokens = min(params.max_tokens, self.context_tokens - len(tokens))
-        params = replace(params, max_tokens=max_tokens)
-        sequence = next(self._sequence)
-        generation = Generation(
-            request_name or f"request-{sequence}",
-            len(tokens),
-            time.monotonic(),
-            on_abort=lambda: self._abort(request),
-        )
-        request = Request(
-            id=RequestId(0),
-            sequence=sequence,
-            tokens=bytearray(tokens.tobytes()),
-            num_prompt_tokens=len(tokens),
-            generation=generation,
-            sampler=Sampler(params),
-            answer=Answer(
-                Detokenizer(self.tokenizer, prompt_ids), params, self.model.eos_token_ids
-            ),
-            salt=salt,
-            priority=priority,
-            reasoning_ids=self._reasoning_ids(),
-        )
+        device_tokens = self.num_device_pages * self.page_size
+        tokens = checked(prompt_ids, self.model.vocab_size, self.context_tokens, device_tokens)
+        request = self._request(tokens, params, request_name)
+        request.salt, request.priority = salt, priority
         with self._changed:
             if self._is_closing:
                 raise EngineClosed("the engine is shutting down")
@@ -167,7 +147,7 @@ class Engine:
             self._arrivals.append(request)
             self._idle.clear()
             self._changed.notify()
-        return generation
+        return request.generation
 
     def flush(self, timeout_s: float | None) -> bool:
         """Write down what is dirty, then empty L1 and L2; False where requests kept running.
@@ -247,6 +227,7 @@ class Engine:
             "step_seconds": counters.step_seconds,
             "step_cpu_seconds": counters.step_cpu_seconds,
             "cache_seconds": self.cache_seconds,
+            "cache": self.cache.describe(),
         }
 
     # ------------------------------------------------------------ the step thread
@@ -261,6 +242,8 @@ class Engine:
                 self._stepper.fail(error)
                 if self.model.device.type == "cuda":
                     torch.cuda.empty_cache()  # what the failed forward had, if memory ran out
+                if self._stepper.is_idle:
+                    time.sleep(POLL_S)  # what fails without a request will fail again
         self._shut()
 
     def _turn(self) -> bool:
@@ -335,6 +318,28 @@ class Engine:
 
     # ------------------------------------------------------------ helpers
 
+    def _request(self, tokens: "array[int]", params: SamplingParams, name: str | None) -> Request:
+        max_tokens = min(params.max_tokens, self.context_tokens - len(tokens))
+        params = replace(params, max_tokens=max_tokens)
+        sequence = next(self._sequence)
+        generation = Generation(
+            name or f"request-{sequence}",
+            len(tokens),
+            time.monotonic(),
+            on_abort=lambda: self._abort(request),
+        )
+        request = Request(
+            id=RequestId(0),
+            sequence=sequence,
+            tokens=bytearray(tokens.tobytes()),
+            num_prompt_tokens=len(tokens),
+            generation=generation,
+            sampler=Sampler(params),
+            answer=Answer(Detokenizer(self.tokenizer, tokens), params, self.model.eos_token_ids),
+            reasoning_ids=self._reasoning_ids(),
+        )
+        return request
+
     def _make_stepper(self) -> Stepper:
         settings = self.config.engine
         scheduler = Scheduler(
@@ -368,26 +373,3 @@ class Engine:
                 return
             self._aborts.append(request)
             self._changed.notify()
-
-    def _checked(self, prompt_ids: Sequence[int]) -> "array[int]":
-        """Return a prompt that can run; raise ``InputError`` where it cannot."""
-        with suppress(OverflowError, TypeError):
-            tokens = array("i", prompt_ids)
-            if tokens and min(tokens) >= 0 and max(tokens) < self.model.vocab_size:
-                return self._fitting(tokens)
-        if len(prompt_ids) == 0:
-            raise InputError("the prompt is empty")
-        raise InputError(f"a token id is not from 0 to {self.model.vocab_size - 1}")
-
-    def _fitting(self, tokens: "array[int]") -> "array[int]":
-        if len(tokens) >= self.context_tokens:
-            raise InputError(
-                f"the prompt has {len(tokens)} tokens, and with one more it must fit into the "
-                f"context of {self.context_tokens}"
-            )
-        if len(tokens) > self.num_device_pages * self.page_size:
-            raise InputError(
-                f"the prompt has {len(tokens)} tokens and L1 holds "
-                f"{self.num_device_pages * self.page_size}: raise cache.device.size"
-            )
-        return tokens

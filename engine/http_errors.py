@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 
 from hicache.engine.engine import EngineClosed, QueueFull
 from hicache.engine.openai_types import Unsupported
+from hicache.engine.prompts import PromptTooLong
 from hicache.engine.streaming import ClientGone
 from hicache.errors import InputError
 
@@ -88,10 +89,8 @@ async def _unknown_model(request: Request, error: Exception) -> JSONResponse:
 
 async def _input(request: Request, error: Exception) -> JSONResponse:
     param = error.param if isinstance(error, Unsupported) else None
-    is_long = "context" in str(error)
-    return _answer(
-        400, str(error), param=param, code="context_length_exceeded" if is_long else None
-    )
+    code = "context_length_exceeded" if isinstance(error, PromptTooLong) else None
+    return _answer(400, str(error), param=param, code=code)
 
 
 async def _busy(request: Request, error: Exception) -> JSONResponse:

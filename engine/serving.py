@@ -30,17 +30,17 @@ def serve(config: Config) -> int:
     Raises ``ConfigError`` for what cannot work, before anything is served.
     """
     _log_to_stderr()
-    with _bind(config.server.host, config.server.port) as listener, _ignoring_signals():
+    shutdown_s = config.server.shutdown_s
+    with _bind(config.server.host, config.server.port) as listener:
         engine = Engine(config)
-        try:
-            _say(*describe(engine))
-            started_to_end = _serve(engine, listener, config.server.shutdown_s)
-        except BaseException:
-            engine.close(config.server.shutdown_s)
-            raise
-        left_s = max(1.0, config.server.shutdown_s - (time.monotonic() - started_to_end))
-        _say("writing down what is dirty")
-        engine.close(left_s)
+        with _ignoring_signals():
+            ending_since = time.monotonic()
+            try:
+                _say(*describe(engine))
+                ending_since = _serve(engine, listener, shutdown_s)
+            finally:
+                _say("writing down what is dirty")
+                engine.close(max(1.0, shutdown_s - (time.monotonic() - ending_since)))
     return 0
 
 

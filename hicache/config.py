@@ -142,7 +142,7 @@ class EngineConfig(Section):
     chunk_tokens: PositiveInt = 512
     """Tokens a step computes, at most: prompts are prefilled in chunks of this."""
     fixed_chunks: bool = False
-    """Cut prompts at multiples of chunk_tokens and prefill one request a step, so that the same
+    """Cut prompts at multiples of chunk_tokens and run one request a step, so that the same
     prompt is always computed in the same shapes, and outputs are equal bit by bit."""
     context_tokens: PositiveInt | None = None
     """Longest sequence. Default: the model's own limit."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from hicache.cache import Polled
 from hicache.engine.engine import Engine, EngineClosed, QueueFull
 from hicache.engine.llm import LLM
 from hicache.engine.model import LoadedModel
@@ -188,6 +189,41 @@ def test_closing_aborts_what_runs_and_refuses_what_comes(llama: LoadedModel) -> 
     with pytest.raises(EngineClosed):
         engine.submit(prompt(10), GREEDY)
     assert not engine.flush(1)
+
+
+class Fragile(PrivatePages):
+    """Pages that raise when they are told to."""
+
+    is_broken = False
+
+    def poll(self) -> Polled:
+        """Raise, or not."""
+        if self.is_broken:
+            raise RuntimeError("the cache is broken\nin two lines")
+        return super().poll()
+
+
+def test_a_cache_that_raises_ends_everybody_and_the_engine_goes_on(
+    llama: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    with make_engine(llama, Fragile.open, engine__max_batch=1) as engine:
+        pages = engine.cache
+        assert isinstance(pages, Fragile)
+        generations = [engine.submit(prompt(10), ENDLESS) for _ in range(2)]
+        next(iter(generations[0]))
+
+        pages.is_broken = True
+        lasts = [list(generation)[-1] for generation in generations]
+        pages.is_broken = False
+
+        assert [last.finish_reason for last in lasts] == ["error"] * 2
+        assert {last.error for last in lasts} == {
+            "the step that computed this request failed: RuntimeError: the cache is broken"
+        }
+        assert tokens_of(engine, prompt(10)) == greedy_reference(llama, prompt(10), 16)
+        assert engine.counters.num_failed_steps > 0
+        assert "a step failed" in caplog.text
+        assert everything_is_free(engine)
 
 
 def test_an_engine_without_l1_is_a_mistake(llama: LoadedModel) -> None:
