@@ -7,12 +7,16 @@ WAIT_SHARE = 0.05
 """Of the time that computing the tokens would take: what best_effort waits for them at most.
 A request with a hit is then never much slower than one without (DESIGN.md, 6)."""
 
+UNKNOWN_PATIENCE_S = 0.25
+"""What best_effort waits where nothing is known yet of what computing costs: enough for one
+batch from a disk, too short for a person to notice."""
+
 
 class PrefetchPolicy(Protocol):
     """Says how many seconds a request may wait for tokens from storage."""
 
     def patience_s(self, num_tokens: int, prefill_s: float) -> float:
-        """``prefill_s``: what computing the ``num_tokens`` would take."""
+        """``prefill_s``: what computing the ``num_tokens`` would take; 0 where that is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +25,7 @@ class BestEffort:
 
     def patience_s(self, num_tokens: int, prefill_s: float) -> float:
         """5 % of what computing them would take."""
-        return WAIT_SHARE * prefill_s
+        return WAIT_SHARE * prefill_s if prefill_s else UNKNOWN_PATIENCE_S
 
 
 @dataclass(frozen=True, slots=True)

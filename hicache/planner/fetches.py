@@ -5,21 +5,21 @@ batches, each usable as it lands. A prefetch holds one copy of every node of its
 requests that need the same pages wait for the same operations.
 """
 
+import heapq
+import math
 from array import array
-from collections import OrderedDict
-from dataclasses import dataclass, field
 
 from hicache.actions import Cancel, Fact, Fetch, Probe
-from hicache.events import OpId
-from hicache.keys import KEY_NBYTES, TOKEN_NBYTES, PageKey, PageRef, chain
+from hicache.events import OpId, RequestId
+from hicache.keys import KEY_NBYTES, PageKey, PageRef, chain
+from hicache.planner.misses import Misses
+from hicache.planner.missing import find_missing
 from hicache.planner.operations import Operation, Prefetch
 from hicache.planner.requests import Request
-from hicache.planner.residency import Residency
-from hicache.rates import Rate
-from hicache.tree import Match, Node
-
-_MAX_MISSES = 100_000
-"""Keys that storage is remembered not to have."""
+from hicache.planner.residency import Residency, leading
+from hicache.planner.room import Room
+from hicache.planner.weighing import Weighing
+from hicache.tree import NO_SLOTS, Match
 
 _MAX_FETCHING = 0.5
 """Share of L2 that fetches in flight may use."""
@@ -28,15 +28,19 @@ _MAX_FETCHING = 0.5
 class Fetches:
     """The part of the planner that brings pages up from storage."""
 
-    def __init__(self, residency: Residency, prefill: Rate) -> None:
+    def __init__(self, residency: Residency, room: Room, weighing: Weighing) -> None:
         self._books = residency
+        self._room = room
         self._config = residency.config
-        self._prefill = prefill
-        self.rate = Rate()
-        """Of fetches, in bytes."""
+        self._weighing = weighing
+        self.misses = Misses(self._config.miss_memory_s)
         self.pending: dict[Prefetch, Request] = {}
+        self._blocked: dict[Prefetch, Request] = {}
+        self._in_device: dict[Prefetch, None] = {}
+        """Those that hold pages of L1."""
         self._probes: dict[OpId, Request] = {}
-        self._misses: OrderedDict[PageKey, float] = OrderedDict()
+        self._deadlines: list[tuple[float, RequestId, Prefetch]] = []
+        """A heap; entries of prefetches that have ended, or wait longer now, stay in it."""
 
     # ------------------------------------------------------------ the life of a prefetch
 
@@ -64,89 +68,90 @@ class Fetches:
             return False
         if prefetch.waiting_since is None:
             prefetch.waiting_since = books.now
-        num_tokens = prefetch.num_pages * self._config.page_size
-        patience = self._config.prefetch.patience_s(num_tokens, self._prefill.seconds(num_tokens))
-        prefetch.deadline = prefetch.waiting_since + patience
-        is_stuck = prefetch.is_blocked and not prefetch.fetches and not books.operations
-        if books.now < prefetch.deadline and not is_stuck:
+        deadline = prefetch.waiting_since + self._weighing.patience_s(prefetch.num_pages)
+        if deadline != prefetch.deadline:
+            prefetch.deadline = deadline
+            if deadline < math.inf:
+                heapq.heappush(self._deadlines, (deadline, request.id, prefetch))
+        is_stuck = (
+            prefetch.is_blocked
+            and not prefetch.fetches
+            and all(op.is_overdue for op in books.operations.values())
+        )
+        if books.now < deadline and not is_stuck:
             return True
-        books.facts.append(Fact("missed", "storage", "late", prefetch.num_pages, request.id))
+        request.unused = "no_room" if prefetch.is_blocked else "late"
         self.stop(request)
         return False
 
     def stop(self, request: Request) -> None:
         """End a request's prefetch: what has landed stays as any page does, the rest is cancelled.
 
-        Lets go of its path. Harmless where there is none.
+        Also what lands in spite of that stays. Lets go of the path. Harmless where there is none.
         """
         prefetch = request.prefetch
         if prefetch is None:
             return
         if prefetch.probe is not None:
             self._books.actions.append(Cancel(prefetch.probe.id))
-        for op in sorted(prefetch.fetches, key=lambda op: op.id):
-            if not any(op in other.fetches for other in self.pending if other is not prefetch):
+        for op in prefetch.fetches:
+            del op.prefetches[prefetch]
+            if not op.prefetches:
                 op.is_cancelled = True
                 self._books.actions.append(Cancel(op.id))
-        prefetch.probe, prefetch.is_blocked = None, False
+        prefetch.probe = None
         prefetch.fetches.clear()
-        self.pending.pop(prefetch, None)
+        self._block(request, prefetch, False)
+        del self.pending[prefetch]
         self._let_go(prefetch)
         request.prefetch = None
 
     def retry(self) -> None:
-        """Try again what found no room."""
-        for prefetch, request in list(self.pending.items()):
+        """Try again what found no room, first come first served, until there is none again."""
+        for prefetch, request in list(self._blocked.items()):
+            self._fetch(request, prefetch)
             if prefetch.is_blocked:
-                self._fetch(request, prefetch)
+                return
 
     def give_up_device(self) -> bool:
         """Let go of what waiting requests hold in L1; whether there was anything."""
-        gave_up = False
-        for prefetch in self.pending:
-            for node, tier in [held for held in prefetch.held if held[1] == "device"]:
-                prefetch.held.remove((node, tier))
+        holders, self._in_device = self._in_device, {}
+        for prefetch in holders:
+            held = [node for node, tier in prefetch.held if tier == "device"]
+            prefetch.held = [(node, tier) for node, tier in prefetch.held if tier != "device"]
+            for node in held:
                 node.device.holds -= 1
                 self._books.unclaim(node, prefetch)
-                gave_up = True
-        return gave_up
+        return bool(holders)
+
+    def next_deadline(self) -> float:
+        """Return when a request stops waiting; infinity where none will."""
+        heap = self._deadlines
+        while heap and (heap[0][0] <= self._books.now or not self._is_due(heap[0][2], heap[0][0])):
+            heapq.heappop(heap)
+        return heap[0][0] if heap else math.inf
+
+    def _is_due(self, prefetch: Prefetch, deadline: float) -> bool:
+        return prefetch in self.pending and prefetch.deadline == deadline
 
     # ------------------------------------------------------------ what comes back
 
     def probed(self, op: Operation, found: list[bool]) -> None:
         """Believe what storage says that it has, and fetch it."""
-        request = self._probes.pop(op.id, None)
-        if request is None or request.prefetch is None or request.prefetch.probe is not op:
-            return
+        request = self._probes.pop(op.id)
         prefetch = request.prefetch
+        if prefetch is None:
+            return
         prefetch.probe = None
-        num_found = found.index(False) if False in found else len(found)
+        num_found = leading(found)
         if num_found < len(found):
-            self._remember_miss(PageKey(_key(request, request.keys_start + num_found)))
+            start = num_found * KEY_NBYTES
+            key = PageKey(request.keys[start : start + KEY_NBYTES])
+            self.misses.add(key, self._books.now)
         prefetch.num_pages = 0
         if num_found:
-            self.believe(request, request.keys_start + num_found)
+            self._believe(request, request.keys_start + num_found)
         self._fetch(request, prefetch)
-
-    def believe(self, request: Request, num_pages: int) -> None:
-        """Note that storage has the pages of a request up to ``num_pages``."""
-        tree, nbytes = request.tree, request.tree.page_nbytes
-        node = tree.locate(request.prefix[: num_pages * nbytes])
-        if node.end < num_pages:
-            start = node.end
-            child = tree.add(
-                node, request.prefix[start * nbytes : num_pages * nbytes], self._books.now
-            )
-            child.stored = child.num_pages
-            if start >= request.keys_start:
-                first = (start - request.keys_start) * KEY_NBYTES
-                child.keys = request.keys[first : first + child.num_pages * KEY_NBYTES]
-        while not node.is_root and node.end > request.keys_start:
-            if node.start >= request.keys_start and not node.storing:
-                node.stored = node.num_pages
-                self._books.refresh(node)
-            assert node.parent is not None
-            node = node.parent
 
     def fetched(self, op: Operation, outcomes: list[bool], is_returned: bool) -> None:
         """Take what has landed; heal the belief in what has not."""
@@ -155,17 +160,40 @@ class Fetches:
         num_good = sum(good for _, good, _ in results)
         if num_good:
             books.facts.append(Fact("fetched", "host", "", num_good, op.request))
-            seconds = books.now - op.started
-            self.rate.measured(num_good * self._config.page_nbytes, seconds)
+            self._weighing.fetched(num_good, op.started, books.now)
         if num_good < op.num_pages and not op.is_cancelled:
             reason = "fetch" if is_returned else "late"
             books.facts.append(Fact("failed", "host", reason, op.num_pages - num_good, op.request))
-        for prefetch in self.pending:
-            prefetch.fetches.discard(op)
+        for prefetch in op.prefetches:
+            del prefetch.fetches[op]
+            if op.is_cancelled:  # by another, before this one joined: fetch the rest again
+                self._block(self.pending[prefetch], prefetch, True)
+        op.prefetches.clear()
         for node, good, expected in results:
-            if good < expected and not op.is_cancelled and not node.storing:
+            if good < expected and not (op.is_cancelled or node.storing):
                 node.stored = min(node.stored, len(node.host.slots))
             books.settle(node, "storage")
+
+    def _believe(self, request: Request, num_pages: int) -> None:
+        """Note that storage has the pages of a request from ``keys_start`` up to ``num_pages``."""
+        tree, nbytes, first = request.tree, request.tree.page_nbytes, request.keys_start
+        node = tree.locate(request.prefix[: num_pages * nbytes])
+        if node.end < first:
+            return  # what was known then has gone: nothing leads there
+        if node.end < num_pages:
+            start = node.end
+            tokens = request.prefix[start * nbytes : num_pages * nbytes]
+            child = tree.add(node, tokens, self._books.now)
+            child.stored = child.num_pages
+            child.keys = request.keys[
+                (start - first) * KEY_NBYTES : (num_pages - first) * KEY_NBYTES
+            ]
+        while node.start >= first and not node.is_root:
+            if not node.storing:
+                node.stored = node.num_pages
+                self._books.refresh(node)
+            assert node.parent is not None
+            node = node.parent
 
     # ------------------------------------------------------------ parts
 
@@ -175,6 +203,7 @@ class Fetches:
             device, host = len(node.device.slots), len(node.host.slots)
             if device and device >= min(host, matched):
                 self._books.hold(node, "device", prefetch)
+                self._in_device[prefetch] = None
             elif host:
                 self._books.hold(node, "host", prefetch)
 
@@ -184,159 +213,88 @@ class Fetches:
             (node.device if tier == "device" else node.host).holds -= 1
         for node, _ in held:
             self._books.unclaim(node, prefetch)
+        self._in_device.pop(prefetch, None)
+
+    def _block(self, request: Request, prefetch: Prefetch, is_blocked: bool) -> None:
+        prefetch.is_blocked = is_blocked
+        if is_blocked:
+            self._blocked[prefetch] = request
+        else:
+            self._blocked.pop(prefetch, None)
 
     def _probe(self, request: Request, prefetch: Prefetch, match: Match) -> bool:
         """Ask storage about the pages that the tree does not know; False if there are none."""
-        tree, start = request.tree, match.num_pages
-        unknown = request.prefix[start * tree.page_nbytes :]
+        tree, books = request.tree, self._books
+        unknown = request.prefix[match.num_pages * tree.page_nbytes :]
         if not unknown:
             return False
         parent = tree.namespace if match.node.is_root else match.node.key(match.inside - 1)
-        if request.keys_start != start or not request.keys:
-            if self._is_missing(chain(parent, unknown[: tree.page_nbytes], tree.page_nbytes)[0]):
-                return False
-            keys = chain(parent, unknown, tree.page_nbytes)
-            request.keys, request.keys_start = b"".join(keys), start
-        else:
-            keys = [
-                PageKey(_key(request, start + i)) for i in range(len(unknown) // tree.page_nbytes)
-            ]
-        op = self._books.begin("probe", len(keys), request.id)
+        (first,) = chain(parent, unknown[: tree.page_nbytes], tree.page_nbytes)
+        if self.misses.has(first, books.now):
+            return False
+        keys = chain(parent, unknown, tree.page_nbytes)
+        request.keys, request.keys_start = b"".join(keys), match.num_pages
+        op = books.begin("probe", len(keys), request.id)
         prefetch.probe, prefetch.num_pages = op, len(keys)
         self._probes[op.id] = request
-        self._books.actions.append(Probe(op.id, tree.namespace, keys))
-        self._books.facts.append(Fact("probed", "storage", "", len(keys), request.id))
+        books.actions.append(Probe(op.id, tree.namespace, keys))
+        books.facts.append(Fact("probed", "storage", "", len(keys), request.id))
         return True
 
     def _fetch(self, request: Request, prefetch: Prefetch) -> None:
         """Fetch what is believed stored and not at hand, as far as there is room."""
-        prefetch.is_blocked = False
-        missing = self._missing(request)
-        prefetch.fetches |= missing.joined
-        num_pages = sum(last - first for first, last in missing.runs)
+        self._block(request, prefetch, False)
+        missing = find_missing(request)
+        for op in missing.joined:
+            op.prefetches[prefetch] = prefetch.fetches[op] = None
+        num_pages = missing.num_pages
         prefetch.num_pages = max(prefetch.num_pages, num_pages + missing.num_arriving)
-        if not missing.runs or not self._books.is_storage_up:
+        if not num_pages or not self._books.is_storage_up:
             return
         if not prefetch.was_weighed:
             prefetch.was_weighed = True
-            if self._is_too_slow(num_pages):
-                self._books.facts.append(
-                    Fact("missed", "storage", "recompute_cheaper", num_pages, request.id)
-                )
+            if self._weighing.is_fetch_too_slow(num_pages):
+                self._weighing.passed_over_fetch()
+                request.unused = "recompute_cheaper"
                 return
-        limit = max(1, int(self._config.host_pages * _MAX_FETCHING))
         for first, last in missing.runs:
             while first < last:
-                room = limit - self._num_fetching()
-                count = min(self._config.batch_pages, last - first, room)
-                slots = self._books.take_host(count) if count > 0 else None
-                if slots is None:
-                    prefetch.is_blocked = True
+                slots = self._take(min(self._config.batch_pages, last - first))
+                if not slots:
+                    self._block(request, prefetch, True)
                     return
                 self._issue(request, prefetch, missing.tokens, first, slots)
-                first += count
+                first += len(slots)
 
-    def _is_too_slow(self, num_pages: int) -> bool:
-        """Whether fetching so many pages would take longer than computing them."""
-        compute_s = self._prefill.seconds(num_pages * self._config.page_size)
-        if not compute_s or self.rate.seconds(num_pages * self._config.page_nbytes) <= compute_s:
-            return False
-        self.rate.passed_over()
-        return True
+    def _take(self, num_pages: int) -> "array[int]":
+        """Return host pages to fetch into: as many as there is room for, at most ``num_pages``."""
+        books = self._books
+        fetching = sum(op.num_pages for op in books.operations.values() if op.kind == "fetch")
+        limit = max(1, int(self._config.host_pages * _MAX_FETCHING))
+        num_pages = min(num_pages, limit - fetching)
+        if num_pages <= 0:
+            return NO_SLOTS
+        slots = self._room.take_host(num_pages)
+        if slots is None:  # all that may be evicted has been
+            slots = books.host_slots.allocate(books.host_slots.num_free)
+            assert slots is not None
+        return slots
 
     def _issue(
         self, request: Request, prefetch: Prefetch, tokens: bytes, first: int, slots: "array[int]"
     ) -> None:
         tree, books = request.tree, self._books
         nbytes, last = tree.page_nbytes, first + len(slots)
-        if first:
-            tree.locate(tokens[: first * nbytes])
+        tree.locate(tokens[: first * nbytes])  # cuts where the run begins
         node = tree.locate(tokens[: last * nbytes])
         assert node.end == last
-        nodes: list[Node] = []
-        while node.end > first:
-            nodes.append(node)
-            assert node.parent is not None
-            node = node.parent
         op = books.begin("fetch", len(slots), request.id)
         refs: list[PageRef] = []
         used = 0
-        for part in reversed(nodes):
+        for part in [part for part in node.path() if part.start >= first]:
             refs += part.refs(0, part.num_pages)
             books.bring(op, part, slots[used : used + part.num_pages])
             books.hold(part, "host", prefetch)
             used += part.num_pages
-        prefetch.fetches.add(op)
+        op.prefetches[prefetch] = prefetch.fetches[op] = None
         books.actions.append(Fetch(op.id, tree.namespace, refs, slots))
-
-    def _missing(self, request: Request) -> "_Missing":
-        """Return what is to be fetched: not in L1 or L2, as far as L3 is believed to have it."""
-        tree = request.tree
-        match = tree.match(request.prefix)
-        missing = _Missing(request.prefix)
-        for node in match.node.path():
-            matched = min(match.num_pages - node.start, node.num_pages)
-            if node.host.incoming and len(node.device.slots) < matched:
-                fetches = {
-                    claim
-                    for claim in node.claims
-                    if isinstance(claim, Operation) and claim.brings("fetch", node)
-                }
-                missing.joined |= fetches
-                missing.num_arriving += len(node.host.incoming) if fetches else 0
-            at_hand = min(max(node.device.num_pages, node.host.num_pages), matched)
-            stored = min(node.stored, matched)
-            if at_hand < stored:
-                missing.add(node.start + at_hand, node.start + stored)
-            if max(stored, at_hand) < matched:
-                return missing
-        partial = tree.partial(match, request.tokens[: request.max_hit_tokens * TOKEN_NBYTES])
-        if partial is not None:
-            node, index = partial.node, partial.index
-            if max(node.device.num_pages, node.host.num_pages) <= index < node.stored:
-                missing.add(match.num_pages, match.num_pages + 1)
-                missing.tokens = request.prefix[: match.num_pages * tree.page_nbytes]
-                missing.tokens += node.page(index)
-        return missing
-
-    def _num_fetching(self) -> int:
-        return sum(op.num_pages for op in self._books.operations.values() if op.kind == "fetch")
-
-    def _is_missing(self, key: PageKey) -> bool:
-        expiry = self._misses.get(key)
-        return expiry is not None and self._books.now < expiry
-
-    def _remember_miss(self, key: PageKey) -> None:
-        self._misses[key] = self._books.now + self._config.miss_memory_s
-        self._misses.move_to_end(key)
-        if len(self._misses) > _MAX_MISSES:
-            self._misses.popitem(last=False)
-
-    def forget_misses(self) -> None:
-        """Ask storage again about everything: it may be another one now."""
-        self._misses.clear()
-
-
-@dataclass(slots=True)
-class _Missing:
-    """What a request lacks that storage has."""
-
-    tokens: bytes
-    """Of the path that the runs are on."""
-    runs: list[tuple[int, int]] = field(default_factory=list)
-    """Pages (first, behind the last) to fetch."""
-    joined: set[Operation] = field(default_factory=set)
-    """Fetches under way on the path."""
-    num_arriving: int = 0
-    """Pages that these bring."""
-
-    def add(self, first: int, last: int) -> None:
-        """Add a run behind the others; joins it with the last where they touch."""
-        if self.runs and self.runs[-1][1] == first:
-            first = self.runs.pop()[0]
-        self.runs.append((first, last))
-
-
-def _key(request: Request, index: int) -> bytes:
-    first = (index - request.keys_start) * KEY_NBYTES
-    return request.keys[first : first + KEY_NBYTES]

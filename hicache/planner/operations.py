@@ -45,20 +45,22 @@ class Operation:
     id: OpId
     kind: Kind
     started: float
+    num_pages: int
+    """Outcomes that it will have."""
+    request: RequestId | None = None
     spans: list[Span] = field(default_factory=list)
     """The pages it brings, in the order of its outcomes."""
-    num_pages: int = 0
-    """Outcomes that it will have."""
-    held: list[Node] = field(default_factory=list)
+    held: dict[Node, None] = field(default_factory=dict)
     """Nodes whose copy in ``held_tier`` it reads."""
     held_tier: Tier = "host"
     orphans: "array[int]" = field(default_factory=lambda: array("i"))
     """Slots of its target tier that it may still write, but no node or request has any more."""
-    request: RequestId | None = None
-    target: int | None = None
+    target: int = -1
     """Of a page copy: the private slot that it writes."""
-    is_demotion: bool = False
-    """A back-up after which the L1 pages are freed."""
+    prefetches: "dict[Prefetch, None]" = field(default_factory=dict)
+    """Those that wait for this fetch."""
+    writes: dict[Node, None] = field(default_factory=dict)
+    """Nodes that are written down when this has ended."""
     is_forced: bool = False
     """A back-up that is to be stored whatever the policy."""
     is_retry: bool = False
@@ -77,7 +79,7 @@ class Operation:
                 self.spans[index : index + (span.num_pages == 0)] = parts
                 break
         if lower in self.held:
-            self.held.append(upper)
+            self.held[upper] = None
 
     def on_detach(self, node: Node) -> None:
         """Go on: what has arrived is freed at the end."""
@@ -110,7 +112,7 @@ class Prefetch:
     held: list[tuple[Node, Tier]] = field(default_factory=list)
     """One copy of every node on its path."""
     probe: Operation | None = None
-    fetches: set[Operation] = field(default_factory=set)
+    fetches: dict[Operation, None] = field(default_factory=dict)
     """Operations that it waits for, also those that others started."""
     is_blocked: bool = False
     """There is more to fetch, for which there was no room yet."""
@@ -128,9 +130,7 @@ class Prefetch:
 
     def on_split(self, upper: Node, lower: Node) -> None:
         """Hold both halves."""
-        for node, tier in list(self.held):
-            if node is lower:
-                self.held.append((upper, tier))
+        self.held += [(upper, tier) for node, tier in self.held if node is lower]
 
     def on_detach(self, node: Node) -> None:
         """Let go of a node that leads nowhere."""

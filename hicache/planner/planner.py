@@ -5,9 +5,10 @@ write down, evict. No tensor, clock, thread or file: ``HiCache`` carries the act
 streams and storage, a replay in virtual time, and a test in whatever order it likes.
 """
 
+import math
 from collections.abc import Callable
 
-from hicache.actions import Action, Delete, Fact, Refuse, Wait
+from hicache.actions import Action, Fact, Refuse, Wait
 from hicache.events import (
     Arrived,
     ChainFound,
@@ -29,18 +30,21 @@ from hicache.events import (
     Ticked,
     Wanted,
 )
-from hicache.keys import TOKEN_NBYTES, NamespaceDigest, PageKey
+from hicache.keys import TOKEN_NBYTES, NamespaceDigest
+from hicache.planner.committing import Committing
+from hicache.planner.config import PlannerConfig
 from hicache.planner.fetches import Fetches
+from hicache.planner.granting import Granting
+from hicache.planner.keeping import Keeping
 from hicache.planner.leases import Leases
 from hicache.planner.operations import Operation
+from hicache.planner.operators import Operators
 from hicache.planner.requests import Request
-from hicache.planner.residency import PlannerConfig, Residency
+from hicache.planner.residency import Residency
+from hicache.planner.room import Room
+from hicache.planner.weighing import Weighing
 from hicache.planner.writes import Writes
-from hicache.rates import Rate
 from hicache.tree import Node, TierPages
-
-MAX_KEPT = 0.5
-"""Share of L1, and of L2, that ``Kept`` may protect."""
 
 
 class Planner:
@@ -49,12 +53,18 @@ class Planner:
     def __init__(self, config: PlannerConfig) -> None:
         self.config = config
         self.requests: dict[RequestId, Request] = {}
-        self.prefill = Rate(config.prefill_tokens_per_s)
-        self._books = Residency(config)
-        self._writes = Writes(self._books)
-        self._fetches = Fetches(self._books, self.prefill)
-        self._leases = Leases(self._books, self._writes, self.prefill, self.requests)
-        self._books.release_prefetches = self._fetches.give_up_device
+        running: dict[RequestId, Request] = {}
+        self._books = books = Residency(config)
+        self._weighing = weighing = Weighing(config)
+        self._room = room = Room(books)
+        self._writes = Writes(books, room)
+        self._fetches = Fetches(books, room, weighing)
+        self._granting = Granting(books, room, self._writes, weighing, running)
+        self._committing = Committing(books, self._writes)
+        self._leases = Leases(books, room, self._committing, weighing, running)
+        self._keeping = Keeping(books)
+        self._operators = Operators(books, room, self._keeping)
+        room.release_prefetches = self._fetches.give_up_device
         self._handlers: dict[type[Event], Callable[..., None]] = {
             Arrived: self._arrived,
             Wanted: self._wanted,
@@ -64,14 +74,14 @@ class Planner:
             Finished: self._finished,
             Returned: self._returned,
             Probed: self._probed,
-            ChainFound: self._chain_found,
+            ChainFound: self._operators.chain_found,
             StorageUp: self._storage_up,
             StorageDown: self._storage_down,
-            Flushed: self._flushed,
+            Flushed: lambda event: room.flush(),
             Synced: lambda event: self._writes.sync(),
-            Forgotten: self._forgotten,
-            Kept: self._kept,
-            Measured: lambda event: self.prefill.measured(event.num_tokens, event.seconds),
+            Forgotten: self._operators.forget,
+            Kept: self._operators.keep,
+            Measured: lambda event: weighing.prefill.measured(event.num_tokens, event.seconds),
             Ticked: lambda event: None,
         }
 
@@ -81,8 +91,8 @@ class Planner:
         books.now = now
         self._handlers[type(event)](event)
         self._writes.pump()
-        books.demote_ahead()
-        self._expire()
+        self._room.demote_ahead()
+        self._keeping.expire()
         actions, books.actions = books.actions, []
         return actions
 
@@ -92,10 +102,13 @@ class Planner:
         return TierPages(0, 0, 0) if tree is None else tree.match(tokens).tiers()
 
     def next_deadline(self) -> float | None:
-        """Return when to send ``Ticked`` at the latest, though nothing else has happened."""
-        deadlines = [p.deadline for p in self._fetches.pending if p.deadline is not None]
-        deadlines += [node.kept_until for node in self._books.kept]
-        return min(deadlines, default=None)
+        """Return when to send ``Ticked`` at the latest, though nothing else has happened.
+
+        Always after the last event: a deadline that has passed was acted on, or is at the next
+        ``Wanted``.
+        """
+        deadline = min(self._fetches.next_deadline(), self._keeping.next_deadline())
+        return None if deadline == math.inf else deadline
 
     def take_facts(self) -> list[Fact]:
         """Return what has happened since the last call."""
@@ -118,10 +131,15 @@ class Planner:
             "namespaces": len(books.trees),
         }
 
+    def nodes(self, namespace: NamespaceDigest) -> list[Node]:
+        """Return the nodes of a namespace, parents first, to look at. O(nodes)."""
+        tree = self._books.trees.get(namespace)
+        return [] if tree is None else list(tree.nodes())
+
     def check(self) -> None:
         """Assert every invariant of the planner and its trees. O(nodes)."""
         private = sum(request.num_private for request in self.requests.values())
-        self._books.check(list(self._fetches.pending), private)
+        self._books.check(self._fetches.pending, private)
         for request in self.requests.values():
             node = request.lease
             assert node is None or node.end == request.committed
@@ -148,26 +166,25 @@ class Planner:
         self._fetches.start(request)
 
     def _wanted(self, event: Wanted) -> None:
-        request = self.requests[event.request]
+        request, books = self.requests[event.request], self._books
         assert not request.is_granted
         num_pages = -(-len(request.tokens) // request.tree.page_nbytes)
         if num_pages > self.config.device_pages:
             reason = f"needs {num_pages} pages, L1 has {self.config.device_pages}"
-            self._books.actions.append(Refuse(request.id, reason))
-            self._books.facts.append(Fact("refused", "device", "", num_pages, request.id))
+            books.actions.append(Refuse(request.id, reason))
+            books.facts.append(Fact("refused", "device", "", num_pages, request.id))
         elif self._fetches.must_wait(request):
-            self._books.actions.append(Wait(request.id, "storage"))
-        elif self._leases.grant(request, event.num_tokens_ahead):
+            books.actions.append(Wait(request.id, "storage"))
+        elif self._granting.grant(request, event.num_tokens_ahead):
             self._fetches.stop(request)
         else:
-            is_coming = self._books.coming > self._books.device_slots.num_free
-            self._books.actions.append(Wait(request.id, "demoting" if is_coming else "device_full"))
+            books.actions.append(Wait(request.id, "demoting" if books.demotions else "device_full"))
 
     def _extended(self, event: Extended) -> None:
         self._leases.extend(self.requests[event.request], event.num_pages)
 
     def _computed(self, event: Computed) -> None:
-        self._leases.commit(self.requests[event.request], event.tokens)
+        self._committing.commit(self.requests[event.request], event.tokens)
 
     def _released(self, event: Released) -> None:
         request = self.requests.get(event.request)
@@ -188,7 +205,7 @@ class Planner:
         outcomes = list(event.outcomes)
         assert len(outcomes) == op.num_pages
         if op.kind == "load":
-            self._leases.loaded(op, outcomes)
+            self._leases.loaded(op, outcomes, event.seconds)
         elif op.kind == "copy_page":
             self._leases.copied(op, all(outcomes))
         elif op.kind == "back_up":
@@ -198,10 +215,12 @@ class Planner:
         else:
             assert op.kind == "store"
             self._writes.stored(op, outcomes, event.is_returned)
+        self._writes.go_on(op, all(outcomes))
+        op.is_overdue = not event.is_returned
         if event.is_returned:
             self._end(op)
         else:
-            op.is_overdue = True
+            self._fetches.retry()
 
     def _returned(self, event: Returned) -> None:
         self._end(self._books.operations[event.op])
@@ -212,87 +231,18 @@ class Planner:
         self._end(op)
 
     def _end(self, op: Operation) -> None:
+        read = list(op.held)
         self._books.end(op)
+        for node in read:
+            self._books.merge_around(node)
         self._fetches.retry()
 
     # ------------------------------------------------------------ storage at large
 
-    def _chain_found(self, event: ChainFound) -> None:
-        tree = self._books.tree(event.namespace)
-        node = tree.locate(event.tokens)
-        known = node.end
-        if known * tree.page_nbytes < len(event.tokens):
-            node = tree.add(node, event.tokens[known * tree.page_nbytes :], self._books.now)
-            node.keys = b"".join(event.keys[known:])
-        while not node.is_root:
-            if not node.storing:
-                node.stored = node.num_pages
-                self._books.refresh(node)
-            assert node.parent is not None
-            node = node.parent
-
     def _storage_up(self, event: StorageUp) -> None:
         self._books.is_storage_up = self.config.has_storage
-        self._fetches.forget_misses()
+        self._fetches.misses.clear()
 
     def _storage_down(self, event: StorageDown) -> None:
         self._books.is_storage_up = False
         self._fetches.retry()
-
-    # ------------------------------------------------------------ operators
-
-    def _flushed(self, event: Flushed) -> None:
-        books = self._books
-        books.unkeep(list(books.kept))
-        books.release_prefetches()
-        while (node := books.device_order.first()) is not None:
-            books.trim_device(node, len(node.device.slots), "evicted", "flush")
-        books.flush_host()
-
-    def _forgotten(self, event: Forgotten) -> None:
-        tree = self._books.trees.get(event.namespace)
-        if tree is None:
-            return
-        top = tree.locate(event.tokens) if event.tokens else tree.root
-        if event.tokens and top.end * tree.page_nbytes < len(event.tokens):
-            return
-        nodes = list(tree.root.children.values()) if top.is_root else [top]
-        for node in nodes:
-            nodes.extend(node.children.values())
-        keys: list[PageKey] = []
-        for node in reversed(nodes):
-            keys += [node.key(index) for index in range(node.stored)]
-            if not node.children:  # else something below is needed, and this leads to it
-                node.stored = node.stored if node.storing else 0
-                self._books.drop_copies(node)
-        if keys:
-            self._books.actions.append(Delete(keys))
-
-    def _kept(self, event: Kept) -> None:
-        tree = self._books.trees.get(event.namespace)
-        if tree is None:
-            return
-        match = tree.match(event.tokens)
-        nbytes = match.num_pages * tree.page_nbytes
-        path = tree.locate(event.tokens[:nbytes]).path() if nbytes else []
-        room = int(self.config.device_pages * MAX_KEPT) - self._num_kept()
-        for node in path:
-            room -= node.num_pages
-            if room < 0:
-                return
-            node.kept_until = max(node.kept_until, event.until)
-            self._books.kept.add(node)
-            self._books.refresh(node)
-
-    def _num_kept(self) -> int:
-        return sum(node.num_pages for node in self._books.kept)
-
-    def _expire(self) -> None:
-        kept = self._books.kept
-        if kept:
-            self._books.unkeep([node for node in kept if node.kept_until <= self._books.now])
-
-    def nodes(self, namespace: NamespaceDigest) -> list[Node]:
-        """Return the nodes of a namespace, parents first, to look at. O(nodes)."""
-        tree = self._books.trees.get(namespace)
-        return [] if tree is None else list(tree.nodes())

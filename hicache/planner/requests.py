@@ -3,8 +3,8 @@
 from array import array
 from dataclasses import dataclass, field
 
-from hicache.events import OpId, RequestId
-from hicache.planner.operations import Prefetch
+from hicache.events import RequestId
+from hicache.planner.operations import Operation, Prefetch
 from hicache.tree import HiRadixTree, Node
 
 
@@ -32,6 +32,8 @@ class Request:
     """Keys computed for pages that the tree did not know, from page ``keys_start`` on."""
     keys_start: int = 0
     prefetch: Prefetch | None = None
+    unused: str = ""
+    """Why pages that a lower tier has are computed all the same."""
     lease: Node | None = None
     """The deepest node that it leases, whole; None before it is granted."""
     committed: int = 0
@@ -41,8 +43,8 @@ class Request:
     """Committed pages whose slot here is private."""
     uncommitted: bytes = b""
     """Computed pages that could not enter the tree yet, behind ``committed``."""
-    copies: list[OpId] = field(default_factory=list)
-    """Copies into private slots that may be under way."""
+    copy: Operation | None = None
+    """What copies a page into one of its private slots."""
     is_preempted: bool = False
 
     @property

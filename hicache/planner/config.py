@@ -1,0 +1,35 @@
+"""What the planner must know of the world."""
+
+from dataclasses import dataclass
+
+from hicache.eviction import Rank
+from hicache.prefetch import PrefetchPolicy
+from hicache.writing import WritePolicy
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerConfig:
+    """Sizes and policies. Fixed for the life of a planner."""
+
+    page_size: int
+    page_nbytes: int
+    """Bytes of KV a page."""
+    device_pages: int
+    host_pages: int
+    """0 where there is no L2."""
+    has_storage: bool
+    device_rank: Rank
+    host_rank: Rank
+    writing: WritePolicy
+    prefetch: PrefetchPolicy
+    low_water_pages: int = 0
+    """L1 pages to keep free by demoting ahead of need."""
+    batch_pages: int = 128
+    """Pages of one fetch or store."""
+    touch_interval_s: float = 60.0
+    miss_memory_s: float = 5.0
+    """How long a page that storage did not have is not asked for again."""
+    num_ghosts: int = 1_000_000
+    """Evicted pages that are remembered, so that misses can be explained."""
+    prefill_tokens_per_s: float | None = None
+    """Seed of the measured rate."""
