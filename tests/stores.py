@@ -191,3 +191,11 @@ class World:
     def drain(self) -> list[Event]:
         self.events += self.store.drain()
         return self.events
+
+    def reads_and_writes(self) -> None:
+        """Assert that the store works."""
+        pages = page_refs(3, first_token=50_000)
+        assert self.store_pages(pages, first=40) == [True] * 3
+        assert self.fetch_pages(pages, first=120) == [True] * 3
+        self.store.delete([page.key for page in pages])
+        self.store.check()

@@ -1,6 +1,6 @@
 """What a call does: the conversation with a backend, none of whose answers is believed.
 
-Runs on the storage loop, except for what reads whole pages (checksums): that goes to a worker
+Runs on the storage loop, except for what reads many pages (checksums): that goes to a worker
 thread, one hop a batch.
 """
 
@@ -28,6 +28,8 @@ MAX_RETRIES = 3
 FIRST_BACKOFF_S = 0.05
 _NUM_WORKERS = 2
 """Threads that compute checksums, at 10 to 25 GB/s each: more would outrun any disk."""
+INLINE_NBYTES = 1 << 20
+"""Up to here checksums take less time on the loop than the way to a worker and back."""
 
 
 class WrongAnswer(StorageError):
@@ -94,7 +96,11 @@ class Caller:
             lengths = _lengths(await self._backend.get(keys, into), len(keys))
             if call.is_given_up:
                 return [False] * len(keys)
-            good = await self._in_worker(self._verify, _identities(call), headers, views, lengths)
+            identities = _identities(call)
+            if len(keys) * self._codec.page_nbytes <= INLINE_NBYTES:
+                good = self._verify(identities, headers, views, lengths)
+            else:
+                good = await self._in_worker(self._verify, identities, headers, views, lengths)
         finally:
             self._headers.give(headers)
         num_good = sum(good)
@@ -156,7 +162,10 @@ class Caller:
         views = [views[index] for index in missing]
         headers = self._headers.take()
         try:
-            await self._in_worker(self._encode, identities, headers, views)
+            if len(missing) * self._codec.page_nbytes <= INLINE_NBYTES:
+                self._encode(identities, headers, views)
+            else:
+                await self._in_worker(self._encode, identities, headers, views)
             items = [
                 (page.key, [header, view])
                 for (page, _), header, view in zip(identities, headers, views, strict=False)
