@@ -1,5 +1,6 @@
 """Prefetch policies: how long a request waits for what storage has of it."""
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +16,7 @@ batch from a disk, too short for a person to notice."""
 class PrefetchPolicy(Protocol):
     """Says how many seconds a request may wait for tokens from storage."""
 
+    @abstractmethod
     def patience_s(self, num_tokens: int, prefill_s: float) -> float:
         """``prefill_s``: what computing the ``num_tokens`` would take; 0 where that is unknown."""
 

@@ -1,15 +1,13 @@
-"""A world for the planner: pools of markers, a dict for storage, and an engine of one line.
+"""A world for the planner: pools of markers, and an engine of one line.
 
-Every slot holds the key of the page that was written to it. So a page that is read where another
-was written, a slot that is used again under a copy, a page that is served though it was lost: all
-show as a wrong marker. A copy reads its source when it starts and when it ends, and both must be
-what they should; it scribbles over its target from the first moment on.
+A page that is read where another was written, or served though it was lost, shows as a wrong
+marker (see ``planner_pools``).
 """
 
 import random
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hicache.actions import (
     Action,
@@ -17,9 +15,11 @@ from hicache.actions import (
     Cancel,
     CopyPage,
     Delete,
+    Fact,
     Fetch,
     Grant,
     Grown,
+    HitTokens,
     Load,
     Preempt,
     Probe,
@@ -35,21 +35,26 @@ from hicache.events import (
     Event,
     Extended,
     Finished,
+    Flushed,
     OpId,
-    Probed,
     Released,
     RequestId,
     Returned,
     Wanted,
 )
 from hicache.eviction import POLICIES as RANKS
+from hicache.eviction import Rank
 from hicache.keys import NamespaceDigest, PageKey, chain, pack
 from hicache.planner import Planner, PlannerConfig
 from hicache.prefetch import BestEffort, PrefetchPolicy
+from hicache.tree import Node
 from hicache.writing import POLICIES as WRITING
+from tests.planner_pools import PARTIAL, Copy, Pools, num_outcomes
 
 NAMESPACE = NamespaceDigest(b"n" * 32)
-SCRIBBLE = b"scribble"
+OTHER_NAMESPACE = NamespaceDigest(b"o" * 32)
+MAX_EVENTS = 20_000
+MAX_RANKS = 200_000
 
 
 def config(
@@ -64,6 +69,7 @@ def config(
     low_water_pages: int = 0,
     batch_pages: int = 4,
     num_ghosts: int = 100,
+    miss_memory_s: float = 0.0,
 ) -> PlannerConfig:
     """Return a small configuration."""
     return PlannerConfig(
@@ -79,55 +85,63 @@ def config(
         low_water_pages=low_water_pages,
         batch_pages=batch_pages,
         num_ghosts=num_ghosts,
-        miss_memory_s=0.0,
+        miss_memory_s=miss_memory_s,
     )
 
 
-@dataclass
+@dataclass(eq=False)
 class Running:
     """A request as the engine sees it."""
 
     id: RequestId
     namespace: NamespaceDigest
     tokens: list[int]
-    num_prompt: int
     keys: list[PageKey]
     slots: "array[int]" = field(default_factory=lambda: array("i"))
-    num_hit_tokens: int = 0
     num_computed: int = 0
     committed: int = 0
     loads: set[OpId] = field(default_factory=set)
     is_granted: bool = False
-    is_over: bool = False
-    hit: object = None
+    hit: HitTokens = field(default_factory=HitTokens)
+    num_revoked: int = 0
 
 
 class World:
     """Carries out what the planner wants, when it is told to."""
 
     def __init__(self, settings: PlannerConfig, seed: int = 0) -> None:
-        self.planner = Planner(settings)
-        self.settings = settings
+        self._num_ranks = self._num_events = self._num_requests = 0
+        self.settings = replace(
+            settings,
+            device_rank=self._counted(settings.device_rank),
+            host_rank=self._counted(settings.host_rank),
+        )
+        self.planner = Planner(self.settings)
         self.random = random.Random(seed)
-        self.now = 0.0
-        self.device: list[bytes] = [b""] * settings.device_pages
-        self.host: list[bytes] = [b""] * settings.host_pages
-        self.storage: set[bytes] = set()
-        self.pending: dict[OpId, Action] = {}
-        self.overdue: dict[OpId, Action] = {}
+        self.now = 1000.0
+        self.step_s = 1.0
+        """Time that each event takes."""
+        self.pools = Pools(settings.device_pages, settings.host_pages)
+        self.chains: dict[PageKey, tuple[NamespaceDigest, list[int]]] = {}
+        """Every page that a request had: its namespace, and all tokens up to its end."""
+        self.pending: dict[OpId, Copy] = {}
+        self.overdue: dict[OpId, Fetch | Store] = {}
         self.cancelled: set[OpId] = set()
         self.running: dict[RequestId, Running] = {}
         self.preempted: list[RequestId] = []
-        self.answers: list[Action] = []
         self.log: list[Action] = []
-        self._num_requests = 0
+        self.facts: list[Fact] = []
 
     # ------------------------------------------------------------ events
 
     def send(self, event: Event) -> list[Action]:
         """Pass an event to the planner and start what it wants."""
-        self.now += 1.0
+        self._num_events += 1
+        self._num_ranks = 0
+        assert self._num_events < MAX_EVENTS, "this never ends"
+        self.now += self.step_s
         actions = self.planner.handle(event, self.now)
+        self.facts += self.planner.take_facts()
         self.log += actions
         for action in actions:
             self._start(action)
@@ -138,10 +152,8 @@ class World:
     ) -> Running:
         """Let a request arrive."""
         self._num_requests += 1
-        request = Running(
-            RequestId(self._num_requests), namespace, list(tokens), len(tokens),
-            self._keys(namespace, tokens),
-        )  # fmt: skip
+        keys = self.keys_of(namespace, tokens)
+        request = Running(RequestId(self._num_requests), namespace, list(tokens), keys)
         self.running[request.id] = request
         self.send(Arrived(request.id, namespace, pack(tokens), max(len(tokens) - 1, 0), priority))
         return request
@@ -150,6 +162,12 @@ class World:
         """Ask for a request's turn; return the answer."""
         actions = self.send(Wanted(request.id, num_tokens_ahead))
         (answer,) = [a for a in actions if isinstance(a, Grant | Wait | Refuse)]
+        return answer
+
+    def extend(self, request: Running, num_pages: int) -> Action:
+        """Ask for slots for so many pages in all; return the answer."""
+        actions = self.send(Extended(request.id, num_pages))
+        (answer,) = [a for a in actions if isinstance(a, Grown | Wait | Refuse)]
         return answer
 
     def compute(self, request: Running, num_tokens: int) -> bool:
@@ -161,28 +179,27 @@ class World:
         end = request.num_computed + num_tokens
         while len(request.tokens) < end:
             request.tokens.append(self.random.randrange(3))
-        request.keys = self._keys(request.namespace, request.tokens)
-        if -(-end // page_size) > len(request.slots):
-            self.send(Extended(request.id, -(-end // page_size)))
-            if not request.is_granted or -(-end // page_size) > len(request.slots):
-                return False
+        request.keys = self.keys_of(request.namespace, request.tokens)
+        num_pages = -(-end // page_size)
+        if num_pages > len(request.slots) and not isinstance(
+            self.extend(request, num_pages), Grown
+        ):
+            return False
         self._read_prefix(request)
-        for page in range(request.num_computed // page_size, -(-end // page_size)):
-            full = (page + 1) * page_size <= end
-            content = request.keys[page] if full else b"partial"
-            self.device[request.slots[page]] = content
+        for page in range(request.num_computed // page_size, num_pages):
+            is_full = (page + 1) * page_size <= end
+            self.pools.device[request.slots[page]] = request.keys[page] if is_full else PARTIAL
         request.num_computed = end
-        full_pages = end // page_size
-        if full_pages > request.committed:
-            tokens = request.tokens[request.committed * page_size : full_pages * page_size]
-            request.committed = full_pages
+        if end // page_size > request.committed:
+            first, request.committed = request.committed * page_size, end // page_size
+            tokens = request.tokens[first : request.committed * page_size]
             self.send(Computed(request.id, pack(tokens)))
         return True
 
     def release(self, request: Running) -> None:
         """End a request, whatever its state."""
         self.send(Released(request.id))
-        request.is_over, request.is_granted = True, False
+        request.is_granted = False
         self.running.pop(request.id, None)
         if request.id in self.preempted:
             self.preempted.remove(request.id)
@@ -190,7 +207,12 @@ class World:
     def finish(self, op: OpId, outcomes: Iterable[bool] | None = None) -> None:
         """Let an operation end, well by default."""
         action = self.pending.pop(op)
-        self.send(self._end(action, None if outcomes is None else list(outcomes)))
+        good = [True] * num_outcomes(action) if outcomes is None else list(outcomes)
+        self.send(self.pools.end(action, good))
+
+    def fail(self, op: OpId) -> None:
+        """Let an operation end with nothing done."""
+        self.finish(op, [False] * num_outcomes(self.pending[op]))
 
     def expire(self, op: OpId) -> None:
         """Let the deadline of a fetch or store pass; its call still owns the pages."""
@@ -203,8 +225,8 @@ class World:
         """Let an overdue call return, after it has written whatever it likes to its pages."""
         action = self.overdue.pop(op)
         if isinstance(action, Fetch):
-            for slot in action.target:
-                self.host[slot] = SCRIBBLE
+            self.pools.scribble(action)
+        self.pools.give_back(action)
         self.send(Returned(op))
 
     def settle(self) -> None:
@@ -216,22 +238,27 @@ class World:
                 if op in self.pending:
                     self.finish(op)
 
-    def run(self, tokens: Sequence[int], *, num_new: int = 0) -> Running:
-        """Run a request from arrival to release, everything in order; return it."""
-        request = self.arrive(tokens)
+    def start(
+        self, tokens: Sequence[int], namespace: NamespaceDigest = NAMESPACE, *, ahead: int = 1000
+    ) -> Running:
+        """Let a request arrive and be granted, with everything in flight settled."""
+        request = self.arrive(tokens, namespace)
         self.settle()
         for _ in range(50):
-            answer = self.want(request)
-            if isinstance(answer, Grant):
-                break
-            assert isinstance(answer, Wait), answer
+            answer = self.want(request, ahead)
             self.settle()
-        else:
-            raise AssertionError("never granted")
-        self.settle()
-        assert self.compute(request, len(tokens) - request.num_computed)
-        for _ in range(num_new):
-            while not self.compute(request, 1):
+            if isinstance(answer, Grant):
+                return request
+            assert isinstance(answer, Wait), answer
+        raise AssertionError("never granted")
+
+    def run(
+        self, tokens: Sequence[int], namespace: NamespaceDigest = NAMESPACE, *, num_new: int = 0
+    ) -> Running:
+        """Run a request from arrival to release, everything in order; return it."""
+        request = self.start(tokens, namespace)
+        for num_tokens in [len(tokens) - request.num_computed, *[1] * num_new]:
+            while not self.compute(request, num_tokens):
                 self.settle()
         self.release(request)
         self.settle()
@@ -244,132 +271,120 @@ class World:
             case Grant():
                 request = self.running[action.request]
                 request.slots, request.is_granted = action.slots[:], True
-                request.loads = set(action.loads)
-                request.hit = action.hit
-                request.num_hit_tokens = request.num_computed = action.hit.total
+                request.loads, request.hit = set(action.loads), action.hit
+                request.num_computed = action.hit.total
                 request.committed = action.hit.total // self.settings.page_size
+                for op in action.loads:
+                    self._check_partial(request, op)
             case Grown():
                 self.running[action.request].slots += action.slots
             case Revoke():
                 request = self.running[action.request]
-                request.slots = action.slots[:]
-                request.num_computed = request.num_hit_tokens = action.num_tokens
+                request.slots, request.num_computed = action.slots[:], action.num_tokens
                 request.committed = action.num_tokens // self.settings.page_size
+                request.num_revoked += 1
             case Preempt():
                 self.preempted.append(action.request)
             case Load() | BackUp() | CopyPage() | Fetch() | Store() | Probe():
                 assert action.op not in self.pending
                 self.pending[action.op] = action
-                self._check_source(action)
-                self._scribble(action)
+                self.pools.begin(action)
             case Cancel():
                 self.cancelled.add(action.op)
             case Delete():
-                self.storage.difference_update(action.keys)
+                self.pools.storage.difference_update(action.keys)
             case Touch() | Wait() | Refuse():
                 pass
             case _:
                 raise AssertionError(f"unknown action {action}")
-        self.answers.append(action)
 
-    def _source(self, action: Action) -> list[bytes]:
-        match action:
-            case Load():
-                return [self.host[slot] for slot in action.source]
-            case BackUp():
-                return [self.device[slot] for slot in action.source]
-            case Store():
-                return [self.host[slot] for slot in action.source]
-            case CopyPage():
-                pool = self.device if action.source_tier == "device" else self.host
-                return [pool[action.source]]
-            case _:
-                return []
+    def _check_partial(self, request: Running, op: OpId) -> None:
+        action = self.pending[op]
+        if isinstance(action, CopyPage):
+            (key,) = self.pools.source(action)
+            namespace, tokens = self.chains[PageKey(key)]
+            num_tokens = len(tokens) - self.settings.page_size + action.num_tokens
+            assert namespace == request.namespace
+            assert tokens[:num_tokens] == request.tokens[:num_tokens], "not the same prefix"
+            assert action.target == request.slots[request.committed]
 
-    _sources: dict[OpId, list[bytes]]
+    # ------------------------------------------------------------ looking
 
-    def _check_source(self, action: Action) -> None:
-        if not hasattr(self, "_sources"):
-            self._sources = {}
-        source = self._source(action)
-        assert SCRIBBLE not in source, f"reads what is being written: {action}"
-        if isinstance(action, Store):
-            assert source == [page.key for page in action.pages], "stores other pages"
-        self._sources[action.op] = source  # type: ignore[attr-defined]
+    def ops(self, kind: type[Action]) -> list[OpId]:
+        """Return the operations of a kind that are in flight, in order."""
+        return [op for op, action in self.pending.items() if isinstance(action, kind)]
 
-    def _scribble(self, action: Action) -> None:
-        match action:
-            case Load():
-                for slot in action.target:
-                    self.device[slot] = SCRIBBLE
-            case BackUp() | Fetch():
-                for slot in action.target:
-                    self.host[slot] = SCRIBBLE
-            case CopyPage():
-                self.device[action.target] = SCRIBBLE
+    def done(self, kind: type[Action]) -> int:
+        """Return how many actions of a kind the planner has wanted so far."""
+        return sum(isinstance(action, kind) for action in self.log)
 
-    def _end(self, action: Action, outcomes: list[bool] | None) -> Event:
-        if isinstance(action, Probe):
-            if outcomes is None:
-                outcomes = [key in self.storage for key in action.keys]
-            return Probed(action.op, outcomes)
-        source = self._source(action)
-        assert source == self._sources.pop(action.op), "a source changed under its copy"  # type: ignore[attr-defined]
-        match action:
-            case Load():
-                outcomes = outcomes or [True] * len(action.target)
-                for slot, content, good in zip(action.target, source, outcomes, strict=True):
-                    self.device[slot] = content if good else SCRIBBLE
-            case BackUp():
-                outcomes = outcomes or [True] * len(action.target)
-                for slot, content, good in zip(action.target, source, outcomes, strict=True):
-                    self.host[slot] = content if good else SCRIBBLE
-            case CopyPage():
-                outcomes = outcomes or [True]
-                self.device[action.target] = b"partial" if outcomes[0] else SCRIBBLE
-            case Store():
-                outcomes = outcomes or [True] * len(action.pages)
-                self.storage.update(
-                    page.key for page, good in zip(action.pages, outcomes, strict=True) if good
-                )
-            case Fetch():
-                there = [page.key in self.storage for page in action.pages]
-                outcomes = [a and b for a, b in zip(outcomes or there, there, strict=True)]
-                for slot, page, good in zip(action.target, action.pages, outcomes, strict=True):
-                    self.host[slot] = page.key if good else SCRIBBLE
-            case _:
-                raise AssertionError(action)
-        return Finished(action.op, outcomes)
+    def where(self, tokens: Sequence[int], namespace: NamespaceDigest = NAMESPACE) -> list[str]:
+        """Return for each whole page the tiers that have it, as "123"; L3 where it is believed."""
+        found = {}
+        for node in self.planner.nodes(namespace):
+            for index in range(node.num_pages):
+                found[node.key(index)] = _tiers(node, index)
+        return [found.get(key, "") for key in self.keys_of(namespace, tokens)]
 
-    # ------------------------------------------------------------ checking
+    def count(self, kind: str, reason: str | None = None) -> int:
+        """Return the pages of all facts of a kind, and with a reason if one is given."""
+        return sum(
+            fact.num_pages
+            for fact in self.facts
+            if fact.kind == kind and reason in (None, fact.reason)
+        )
 
     def check(self) -> None:
         """Assert the planner's invariants, and that every resident page is what it should be."""
         self.planner.check()
-        lent = [
-            slot
-            for action in [*self.pending.values(), *self.overdue.values()]
-            if isinstance(action, BackUp | Fetch)
-            for slot in action.target
-        ]
+        in_flight = [*self.pending.values(), *self.overdue.values()]
+        lent = [slot for a in in_flight if isinstance(a, BackUp | Fetch) for slot in a.target]
         assert len(lent) == len(set(lent)), "two operations write one host page"
-        for namespace in (NAMESPACE,):
+        for namespace in (NAMESPACE, OTHER_NAMESPACE):
             for node in self.planner.nodes(namespace):
-                for index in range(node.num_pages):
-                    key = node.key(index)
-                    if index < len(node.device.slots):
-                        assert self.device[node.device.slots[index]] == key, node
-                    if index < len(node.host.slots):
-                        assert self.host[node.host.slots[index]] == key, node
+                for index, slot in enumerate(node.device.slots):
+                    assert self.pools.device[slot] == node.key(index), node
+                for index, slot in enumerate(node.host.slots):
+                    assert self.pools.host[slot] == node.key(index), node
         for request in self.running.values():
             if request.is_granted and not request.loads & self.pending.keys():
                 self._read_prefix(request)
 
+    def check_empty(self) -> None:
+        """Assert that all L1 and L2 can be had again once all requests are gone."""
+        for request in list(self.running.values()):
+            self.release(request)
+        self.settle()
+        self.check()
+        usage = self.planner.usage()
+        assert usage["operations"] == usage["requests"] == 0
+        self.send(Flushed())
+        self.settle()
+        self.check()
+        assert self.planner.usage()["device"] == self.planner.usage()["host"] == 0
+
     def _read_prefix(self, request: Running) -> None:
         for page in range(request.num_computed // self.settings.page_size):
-            assert self.device[request.slots[page]] == request.keys[page], "wrong page in L1"
+            assert self.pools.device[request.slots[page]] == request.keys[page], "wrong page in L1"
 
-    def _keys(self, namespace: NamespaceDigest, tokens: Sequence[int]) -> list[PageKey]:
+    def keys_of(self, namespace: NamespaceDigest, tokens: Sequence[int]) -> list[PageKey]:
+        """Return the keys of whole pages, and remember what they stand for."""
         page_size = self.settings.page_size
         whole = len(tokens) // page_size * page_size
-        return chain(namespace, pack(tokens[:whole]), 4 * page_size)
+        keys = chain(namespace, pack(tokens[:whole]), 4 * page_size)
+        for index, key in enumerate(keys):
+            self.chains.setdefault(key, (namespace, list(tokens[: (index + 1) * page_size])))
+        return keys
+
+    def _counted(self, rank: Rank) -> Rank:
+        def counted(node: Node) -> object:
+            self._num_ranks += 1
+            assert self._num_ranks < MAX_RANKS, "this event never ends"
+            return rank(node)
+
+        return counted
+
+
+def _tiers(node: Node, index: int) -> str:
+    residences = [len(node.device.slots), len(node.host.slots), node.stored]
+    return "".join(str(tier + 1) for tier, reach in enumerate(residences) if index < reach)

@@ -89,7 +89,8 @@ class Granting:
         for part in node.path():
             if part.device.incoming and part.device.num_pages < part.num_pages:
                 tree.split(part, part.device.num_pages)  # the rest comes with another load
-        return _Hit(node.path(), device, host, _partial(request, host), is_too_slow)
+        partial = None if is_too_slow else _partial(request, host)
+        return _Hit(node.path(), device, host, partial, is_too_slow)
 
     def _num_private(self, request: Request, hit: _Hit, num_tokens_ahead: int) -> int:
         page_size = request.tree.page_size

@@ -130,7 +130,9 @@ class Prefetch:
 
     def on_split(self, upper: Node, lower: Node) -> None:
         """Hold both halves."""
-        self.held += [(upper, tier) for node, tier in self.held if node is lower]
+        for node, tier in list(self.held):
+            if node is lower:
+                self.held.append((upper, tier))
 
     def on_detach(self, node: Node) -> None:
         """Let go of a node that leads nowhere."""
