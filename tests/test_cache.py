@@ -240,3 +240,16 @@ def test_what_was_acknowledged_survives_kill_9_many_times(
 ) -> None:
     for seed in range(100 if is_full else 5):
         _kill_while_it_writes(tmp_path, backend, seed)
+
+
+def test_tenants_who_come_by_the_hundred_give_their_pages_back(cache: HiCache) -> None:
+    for number in range(200):
+        digest = cache.open_namespace(namespace().salted(f"tenant {number}"))
+        reader = Reader(cache, number + 1, tokens_of(number, 4), digest)
+        reader.acquire()
+        assert reader.compute()
+        reader.release()
+
+    cache.flush(30.0)
+
+    assert dict(cache.stats().num_used_pages) == {"device": 0, "host": 0}

@@ -10,6 +10,7 @@ All calls come from one thread, the engine's step thread, but for ``stats`` and 
 
 import time
 from array import array
+from collections import OrderedDict
 from collections.abc import Callable
 
 from torch import Tensor
@@ -54,9 +55,12 @@ from hicache.events import (
     Ticked,
     Wanted,
 )
-from hicache.keys import TOKEN_NBYTES, NamespaceDigest, PageKey
+from hicache.keys import TOKEN_NBYTES, NamespaceDigest
 from hicache.layout import KVLayout
 from hicache.namespace import Namespace
+
+MAX_NAMESPACES = 10_000
+"""Namespaces that are remembered as described in storage."""
 
 CONFIRM_TIMEOUT_S = 60.0
 """How long a load that a forward has already waited for may take to report."""
@@ -88,7 +92,7 @@ class HiCache:
         self._wake = self._parts.wake
         self._accounts = Accounts()
         self._leases: dict[RequestId, Lease] = {}
-        self._namespaces: dict[NamespaceDigest, Namespace] = {}
+        self._namespaces: OrderedDict[NamespaceDigest, None] = OrderedDict()
         self._requests: dict[RequestId, NamespaceDigest] = {}
         self._revoked: list[Lease] = []
         self._preempted: list[Lease] = []
@@ -107,16 +111,22 @@ class HiCache:
         return self.layout.page_size
 
     def open_namespace(self, namespace: Namespace) -> NamespaceDigest:
-        """Return the digest under which requests are made; look for its pages in storage.
+        """Return the digest under which requests are made; note in storage what it stands for.
 
-        The search goes on in the background; a probe finds what it has not reached yet.
+        The pages of a namespace without a salt are looked for in the background; a probe finds
+        what that has not reached yet. Tenants come by the thousand, and each search reads the
+        headers of the whole store: theirs are left to probes.
         """
         digest = namespace.digest
         if digest not in self._namespaces:
-            self._namespaces[digest] = namespace
+            self._namespaces[digest] = None
+            if len(self._namespaces) > MAX_NAMESPACES:
+                self._namespaces.popitem(last=False)  # described again when it comes back
             if self._store is not None:
                 self._store.describe(namespace)
-                self._store.scan(digest)
+                if namespace.salt is None:
+                    self._store.scan(digest)
+        self._namespaces.move_to_end(digest)
         return digest
 
     def match(self, namespace: NamespaceDigest, tokens: bytes) -> HitTokens:
@@ -338,8 +348,7 @@ class HiCache:
             case Store():
                 store.store(action.op, action.namespace, action.pages, action.source)
             case Touch():
-                # What says what the pages are must not age before them.
-                store.touch([*action.keys, *map(PageKey, self._namespaces)])
+                store.touch(action.keys)
             case Delete():
                 store.delete(action.keys)
             case Cancel():
