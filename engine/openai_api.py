@@ -30,18 +30,22 @@ COMPLETION_TOKENS = 16
 def router(engine: Engine) -> APIRouter:
     """Return the routes under ``/v1``."""
     routes = APIRouter(prefix="/v1")
-    created = int(time.time())
+    card: JSON = {
+        "id": engine.model_name,
+        "object": "model",
+        "created": int(time.time()),
+        "owned_by": "hicache",
+        "max_model_len": engine.context_tokens,
+    }
 
     @routes.get("/models")
     async def models() -> JSON:
-        model: JSON = {
-            "id": engine.model_name,
-            "object": "model",
-            "created": created,
-            "owned_by": "hicache",
-            "max_model_len": engine.context_tokens,
-        }
-        return {"object": "list", "data": [model]}
+        return {"object": "list", "data": [card]}
+
+    @routes.get("/models/{name:path}")
+    async def model(name: str) -> JSON:
+        _check_model(engine, name)
+        return card
 
     @routes.post("/chat/completions")
     async def chat(request: Request, body: ChatBody) -> Response:
@@ -210,11 +214,14 @@ def usage(generations: Sequence[Generation], num_output_tokens: int) -> JSON:
 
 
 def _check(engine: Engine, body: GenerationBody) -> None:
-    if body.model is not None and body.model != engine.model_name:
-        raise UnknownModel(
-            f"the model {body.model!r} does not exist; there is {engine.model_name!r}"
-        )
+    if body.model is not None:
+        _check_model(engine, body.model)
     body.check()
+
+
+def _check_model(engine: Engine, name: str) -> None:
+    if name != engine.model_name:
+        raise UnknownModel(f"the model {name!r} does not exist; there is {engine.model_name!r}")
 
 
 def _render(engine: Engine, body: ChatBody) -> list[int]:

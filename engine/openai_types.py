@@ -64,7 +64,7 @@ class GenerationBody(Body):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     """An extension."""
-    ignore_eos: bool = False
+    ignore_eos: bool | None = None
     """An extension."""
     cache_salt: str | None = None
     """An extension: only requests with the same salt share KV."""
@@ -107,7 +107,7 @@ class GenerationBody(Body):
             max_tokens=self.limit or max_tokens,
             stop=tuple(text for text in stop if text),
             stop_token_ids=tuple(self.stop_token_ids or ()),
-            ignore_eos=self.ignore_eos,
+            ignore_eos=bool(self.ignore_eos),
         )
 
 

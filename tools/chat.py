@@ -15,6 +15,9 @@ from hicache.errors import HiCacheError, InputError
 
 HELP = "/new begins a new chat, /quit ends"
 
+TEMPERATURE, TOP_P = 0.2, 0.9
+"""What keeps also a small model to the point."""
+
 TIMEOUT = httpx.Timeout(10.0, read=None)
 """Connecting is quick or fails; an answer takes the time it takes."""
 
@@ -88,6 +91,8 @@ class ChatClient:
             "model": self.model,
             "messages": messages,
             "max_tokens": self._max_tokens,
+            "temperature": TEMPERATURE,
+            "top_p": TOP_P,
             "stream": True,
             "stream_options": {"include_usage": True},
         }

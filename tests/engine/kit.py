@@ -72,6 +72,7 @@ def make_engine(
 def greedy_reference(model: LoadedModel, prompt_ids: Sequence[int], num_tokens: int) -> list[int]:
     """Return what the model itself says greedily, computed anew for every token, without pages."""
     attention = model.model.config._attn_implementation
+    assert attention is not None
     model.model.set_attn_implementation("eager")
     try:
         ids = list(prompt_ids)

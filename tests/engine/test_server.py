@@ -181,6 +181,17 @@ def test_streams_of_several_prompts_are_told_apart(http: httpx.Client) -> None:
 
 def test_there_is_one_model(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list().data] == ["tiny"]
+    assert client.models.retrieve("tiny").id == "tiny"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("other/model")
+
+
+def test_what_is_null_is_as_good_as_not_there(http: httpx.Client) -> None:
+    fields = ("temperature", "top_p", "top_k", "seed", "stop", "n", "stream", "max_tokens")
+    more = ("stream_options", "ignore_eos", "cache_salt", "logit_bias", "stop_token_ids", "tools")
+    body = {"messages": CHAT, "max_completion_tokens": 2} | dict.fromkeys(fields + more)
+
+    assert http.post("/v1/chat/completions", json=body).status_code == 200
 
 
 @pytest.mark.slow
