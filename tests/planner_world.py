@@ -89,6 +89,11 @@ def config(
     )
 
 
+def words(first: int, num_tokens: int) -> list[int]:
+    """Return tokens that no other prompt has."""
+    return list(range(first, first + num_tokens))
+
+
 @dataclass(eq=False)
 class Running:
     """A request as the engine sees it."""
@@ -325,6 +330,14 @@ class World:
             for index in range(node.num_pages):
                 found[node.key(index)] = _tiers(node, index)
         return [found.get(key, "") for key in self.keys_of(namespace, tokens)]
+
+    def why(self, request: Running) -> list[tuple[str, int]]:
+        """Return why pages of a request were missed, and how many."""
+        return [
+            (f.reason, f.num_pages)
+            for f in self.facts
+            if f.kind == "missed" and f.request == request.id
+        ]
 
     def count(self, kind: str, reason: str | None = None) -> int:
         """Return the pages of all facts of a kind, and with a reason if one is given."""

@@ -31,5 +31,8 @@ class PlannerConfig:
     """How long a page that storage did not have is not asked for again."""
     num_ghosts: int = 1_000_000
     """Evicted pages that are remembered, so that misses can be explained."""
+    max_beliefs: int = 100_000
+    """Nodes at the ends of branches that may be known for what L3 has of them alone. Beyond that
+    the oldest are forgotten: their records stay, and a probe finds them."""
     prefill_tokens_per_s: float | None = None
     """Seed of the measured rate."""

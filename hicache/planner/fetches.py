@@ -188,6 +188,7 @@ class Fetches:
             child.keys = request.keys[
                 (start - first) * KEY_NBYTES : (num_pages - first) * KEY_NBYTES
             ]
+            self._books.refresh(child)
         while node.start >= first and not node.is_root:
             if not node.storing:
                 node.stored = node.num_pages

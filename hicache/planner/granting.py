@@ -4,7 +4,7 @@ A granted request leases the nodes of its prefix, whole, and owns the private sl
 """
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hicache.actions import CopyPage, Grant, Load, Touch
 from hicache.events import OpId, RequestId
@@ -19,7 +19,7 @@ from hicache.planner.writes import Writes
 from hicache.tree import Node, Partial
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Hit:
     """What a request can reuse now."""
 
@@ -54,8 +54,16 @@ class Granting:
 
     def grant(self, request: Request, num_tokens_ahead: int) -> bool:
         """Lend a request its prefix and room to go on; False if there is no room now."""
-        books = self._books
         hit = self._find(request)
+        if self._grant(request, hit, num_tokens_ahead):
+            return True
+        # The page to copy from keeps the rest of its node from making room.
+        return hit.partial is not None and self._grant(
+            request, replace(hit, partial=None), num_tokens_ahead
+        )
+
+    def _grant(self, request: Request, hit: _Hit, num_tokens_ahead: int) -> bool:
+        books = self._books
         num_private = self._num_private(request, hit, num_tokens_ahead)
         books.lease(hit.path, +1)
         source = self._hold_source(hit.partial)
@@ -170,7 +178,7 @@ class Granting:
                 keys += [node.key(index) for index in range(node.stored)]
             books.refresh(node)
         if keys:
-            books.actions.append(Touch(keys))
+            books.actions.append(Touch(request.tree.namespace, keys))
 
 
 def _loading(path: list[Node]) -> list[OpId]:

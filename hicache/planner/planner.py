@@ -93,6 +93,7 @@ class Planner:
         self._writes.pump()
         self._room.demote_ahead()
         self._keeping.expire()
+        books.forget_beliefs()
         actions, books.actions = books.actions, []
         return actions
 

@@ -18,7 +18,7 @@ from typing import Any
 from hicache.actions import Action, Fact, Tier
 from hicache.allocator import SlotAllocator
 from hicache.events import OpId, RequestId
-from hicache.eviction import EvictionOrder
+from hicache.eviction import POLICIES, EvictionOrder
 from hicache.keys import NamespaceDigest
 from hicache.planner.config import PlannerConfig
 from hicache.planner.ghosts import Cause, Ghosts
@@ -39,6 +39,7 @@ class Residency:
         self.host_slots = SlotAllocator(config.host_pages)
         self.device_order = EvictionOrder(config.device_rank, lambda node: node.device)
         self.host_order = EvictionOrder(self._host_rank, lambda node: node.host)
+        self.belief_order = EvictionOrder(POLICIES["lru"], lambda node: node)
         self.operations: dict[OpId, Operation] = {}
         self.demotions: dict[Operation, None] = {}
         """Back-ups after which the L1 pages are freed."""
@@ -115,6 +116,22 @@ class Residency:
                 self.host_order.put(node)
         elif host.entry is not None:
             self.host_order.discard(node)
+        if is_free and self._is_belief(node):
+            if node.entry is None or node.entry[0] != node.last_used:
+                self.belief_order.put(node)
+        elif node.entry is not None:
+            self.belief_order.discard(node)
+
+    def forget_beliefs(self) -> None:
+        """Forget the oldest beliefs beyond ``max_beliefs``, from the tails of branches on."""
+        while len(self.belief_order) > self.config.max_beliefs:
+            node = self.belief_order.first()
+            assert node is not None
+            if self._is_belief(node):
+                node.stored = 0
+                self.settle(node, "storage")
+            else:
+                self.belief_order.discard(node)  # it has got children since
 
     def merge_up(self, node: Node) -> None:
         """Join a node with the neighbours above it that differ in nothing; it stays, they go."""
@@ -154,6 +171,10 @@ class Residency:
         self.refresh(upper)
         self.refresh(lower)
 
+    def _is_belief(self, node: Node) -> bool:
+        """Whether a node is known for what L3 has of it alone, and leads nowhere else."""
+        return not (node.children or node.claims or node.device.num_pages or node.host.num_pages)
+
     def _is_redundant(self, node: Node) -> bool:
         """Whether L2 only repeats what L1 has, and L3 too (or the policy keeps no such copies)."""
         num_pages = len(node.host.slots)
@@ -169,6 +190,7 @@ class Residency:
         self.skipped.pop(node, None)
         self.device_order.discard(node)
         self.host_order.discard(node)
+        self.belief_order.discard(node)
 
     # ------------------------------------------------------------ pages that are nowhere
 
@@ -332,11 +354,14 @@ class Residency:
         assert not holds, "a hold on a node that is nowhere"
         assert counts["device"] + self.device_slots.num_free == self.config.device_pages
         assert counts["host"] + self.host_slots.num_free == self.config.host_pages
-        for part in (self.device_slots, self.host_slots, self.device_order, self.host_order):
-            part.check()
+        for order in (self.device_order, self.host_order, self.belief_order):
+            order.check()
+        self.device_slots.check()
+        self.host_slots.check()
 
     def _check_orders(self, node: Node) -> None:
         device, host = node.device.entry, node.host.entry
+        assert node.entry is not None or not self._is_belief(node), f"never forgotten: {node}"
         self.refresh(node)
         assert node.device.entry is device, f"stale in the order of L1: {node}"
         assert node.host.entry is host or node in self.skipped, f"stale in that of L2: {node}"

@@ -10,7 +10,7 @@ from array import array
 
 from hicache.actions import Fact, Store
 from hicache.keys import PageRef
-from hicache.planner.operations import Operation, Span
+from hicache.planner.operations import Kind, Operation, Span
 from hicache.planner.residency import Residency, leading
 from hicache.planner.room import Room
 from hicache.tree import Node
@@ -155,7 +155,8 @@ class Writes:
             if not self._copy(part, may_evict, is_forced):
                 break
             num_copied += 1
-            obstacle = _bringer(part) or obstacle
+            if part.host.incoming:
+                obstacle = _bringer(part, ("back_up", "fetch"))
             num_ready += obstacle is None
         self._books.pin(path, -1)
         if self._books.is_storage_up:
@@ -181,22 +182,27 @@ class Writes:
         return True
 
     def _store(self, nodes: list[Node]) -> Operation | None:
-        """Store what is in L2 only; return the operation if that was too much for one."""
-        room, is_all = self._config.batch_pages, True
+        """Store what is in L2 only, in order, as much as one operation takes.
+
+        Returns the operation after which there is more to store.
+        """
+        room = self._config.batch_pages
         batch: list[tuple[Node, int]] = []
+        is_more, obstacle = False, None
         for node in nodes:
-            num_pages = len(node.host.slots) - node.stored
-            if num_pages <= 0 or node.storing:
+            num_pages = len(node.host.slots) - node.stored - node.storing
+            if num_pages <= 0:
                 continue
+            if node.storing:
+                obstacle = _bringer(node, ("store",))
+                break
             if room == 0:
-                is_all = False
+                is_more = True
                 break
             batch.append((node, min(num_pages, room)))
             room -= batch[-1][1]
-        if not batch:
-            return None
-        op = self._issue(batch)
-        return None if is_all else op
+        op = self._issue(batch) if batch else None
+        return op if is_more else obstacle
 
     def _issue(self, batch: list[tuple[Node, int]]) -> Operation:
         books = self._books
@@ -214,12 +220,9 @@ class Writes:
         return op
 
 
-def _bringer(node: Node) -> Operation | None:
-    """The operation that brings pages of a node to L2, if there is one."""
-    if not node.host.incoming:
-        return None
+def _bringer(node: Node, kinds: tuple[Kind, ...]) -> Operation:
+    """The operation of these kinds that brings pages to a node."""
     return next(
         claim for claim in node.claims
-        if isinstance(claim, Operation)
-        and (claim.brings("back_up", node) or claim.brings("fetch", node))
+        if isinstance(claim, Operation) and any(claim.brings(kind, node) for kind in kinds)
     )  # fmt: skip
