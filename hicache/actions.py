@@ -161,8 +161,9 @@ class Store(Action):
 
 @dataclass(frozen=True, slots=True)
 class Touch(Action):
-    """Count these records as used."""
+    """Count these records as used, and the description of their namespace."""
 
+    namespace: NamespaceDigest
     keys: Sequence[PageKey]
 
 

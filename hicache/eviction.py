@@ -10,7 +10,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, Protocol
 
-from hicache.tree import Node, Residence
+from hicache.tree import Node
 
 Rank = Callable[[Node], Any]
 """Ranks a node; the lowest rank is evicted first, and equal ranks in the order of their puts."""
@@ -34,10 +34,16 @@ _Entry = tuple[Any, int, Node]
 in the order in which they were put: nodes change under the order, and must not be compared."""
 
 
-class Tiered(Protocol):
-    """Returns a node's residence in one tier."""
+class Placed(Protocol):
+    """Has a place in one order."""
 
-    def __call__(self, node: Node, /) -> Residence: ...
+    entry: Any
+
+
+class Placing(Protocol):
+    """Returns where a node's place is written: its residence in a tier, or the node itself."""
+
+    def __call__(self, node: Node, /) -> Placed: ...
 
 
 class EvictionOrder:
@@ -51,7 +57,7 @@ class EvictionOrder:
     twice as long.) Places given up stay until they surface, or until they are more than half.
     """
 
-    def __init__(self, rank: Rank, residence: Tiered) -> None:
+    def __init__(self, rank: Rank, residence: Placing) -> None:
         self._rank = rank
         self._residence = residence
         self._runs: list[list[_Entry]] = []

@@ -55,7 +55,7 @@ from hicache.events import (
     Ticked,
     Wanted,
 )
-from hicache.keys import TOKEN_NBYTES, NamespaceDigest
+from hicache.keys import TOKEN_NBYTES, NamespaceDigest, PageKey
 from hicache.layout import KVLayout
 from hicache.namespace import Namespace
 
@@ -348,7 +348,7 @@ class HiCache:
             case Store():
                 store.store(action.op, action.namespace, action.pages, action.source)
             case Touch():
-                store.touch(action.keys)
+                store.touch([*action.keys, PageKey(action.namespace)])
             case Delete():
                 store.delete(action.keys)
             case Cancel():

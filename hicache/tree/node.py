@@ -106,6 +106,8 @@ class Node:
     kept_until: float = 0.0
     touched: float = 0.0
     """When its records were last counted as used."""
+    entry: Any = None
+    """The node's place in the order in which beliefs are forgotten."""
     claims: tuple[Claim, ...] = ()
     """Operations and prefetches that refer to this node."""
 
