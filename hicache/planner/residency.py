@@ -361,7 +361,8 @@ class Residency:
 
     def _check_orders(self, node: Node) -> None:
         device, host = node.device.entry, node.host.entry
-        assert node.entry is not None or not self._is_belief(node), f"never forgotten: {node}"
+        is_listed = node.entry is not None or node in self.kept
+        assert is_listed or not self._is_belief(node), f"never forgotten: {node}"
         self.refresh(node)
         assert node.device.entry is device, f"stale in the order of L1: {node}"
         assert node.host.entry is host or node in self.skipped, f"stale in that of L2: {node}"
