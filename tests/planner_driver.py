@@ -46,6 +46,7 @@ def any_config(choose: Callable[[Sequence[T]], T]) -> PlannerConfig:
         "batch_pages": pick([1, 3, 8]),
         "num_ghosts": pick([0, 5, 100]),
         "miss_memory_s": pick([0.0, 8.0]),
+        "max_beliefs": pick([2, 100]),
     }
     return config(**chosen)  # type: ignore[arg-type]
 

@@ -70,6 +70,7 @@ def config(
     batch_pages: int = 4,
     num_ghosts: int = 100,
     miss_memory_s: float = 0.0,
+    max_beliefs: int = 100,
 ) -> PlannerConfig:
     """Return a small configuration."""
     return PlannerConfig(
@@ -86,6 +87,7 @@ def config(
         batch_pages=batch_pages,
         num_ghosts=num_ghosts,
         miss_memory_s=miss_memory_s,
+        max_beliefs=max_beliefs,
     )
 
 

@@ -447,6 +447,26 @@ def test_a_failed_load_fails_what_others_load_below_it() -> None:
     world.check_empty()
 
 
+@pytest.mark.parametrize("is_good", [True, False])
+def test_a_load_counts_only_when_the_one_above_it_has_ended(is_good: bool) -> None:
+    world = l2_world()
+    first = world.arrive(words(0, 5))
+    world.want(first)
+    second = world.arrive(PROMPT)
+    world.want(second)
+    upper, lower = world.ops(Load)
+
+    world.finish(lower)
+    third = world.arrive(PROMPT)
+    world.want(third, 0)
+    assert third.loads == {upper}
+    world.finish(upper, [is_good, is_good])
+
+    assert world.where(PROMPT) == (["12"] * 4 if is_good else ["2"] * 4)
+    assert {r.num_revoked for r in (first, second, third)} == {0 if is_good else 1}
+    world.check_empty()
+
+
 def test_a_failed_load_for_a_request_that_is_gone_revokes_nobody() -> None:
     world = l2_world()
     request = world.arrive(PROMPT)

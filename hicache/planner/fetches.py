@@ -258,24 +258,32 @@ class Fetches:
                 self._weighing.passed_over_fetch()
                 request.unused = "recompute_cheaper"
                 return
+        nbytes = request.tree.page_nbytes
         for first, last in missing.runs:
             while first < last:
-                slots = self._take(min(self._config.batch_pages, last - first))
+                end = min(first + self._config.batch_pages, last)
+                slots = self._take(request, missing.tokens[: end * nbytes], end - first)
                 if not slots:
                     self._block(request, prefetch, True)
                     return
                 self._issue(request, prefetch, missing.tokens, first, slots)
                 first += len(slots)
 
-    def _take(self, num_pages: int) -> "array[int]":
-        """Return host pages to fetch into: as many as there is room for, at most ``num_pages``."""
+    def _take(self, request: Request, tokens: bytes, num_pages: int) -> "array[int]":
+        """Return host pages to fetch into: as many as there is room for, at most ``num_pages``.
+
+        The path to ``tokens`` does not make the room.
+        """
         books = self._books
         fetching = sum(op.num_pages for op in books.operations.values() if op.kind == "fetch")
         limit = max(1, int(self._config.host_pages * _MAX_FETCHING))
         num_pages = min(num_pages, limit - fetching)
         if num_pages <= 0:
             return NO_SLOTS
+        path = request.tree.match(tokens).node.path()
+        books.pin(path, +1)
         slots = self._room.take_host(num_pages)
+        books.pin(path, -1)
         if slots is None:  # all that may be evicted has been
             slots = books.host_slots.allocate(books.host_slots.num_free)
             assert slots is not None

@@ -182,11 +182,11 @@ class Granting:
 
 
 def _loading(path: list[Node]) -> list[OpId]:
-    """Return the loads that bring pages to a path, each looked at once."""
+    """Return the loads that bring pages to a path and have not ended, each looked at once."""
     loads: set[OpId] = set()
     for node in path:
         for claim in node.claims if node.device.incoming else ():
-            if not isinstance(claim, Operation) or claim.id in loads:
+            if not isinstance(claim, Operation) or claim.has_ended or claim.id in loads:
                 continue
             if claim.brings("load", node):
                 loads.add(claim.id)

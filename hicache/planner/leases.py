@@ -112,8 +112,24 @@ class Leases:
             if not is_good:
                 self._revoke(request, request.committed)
 
-    def loaded(self, op: Operation, outcomes: list[bool], seconds: float | None) -> None:
-        """Make loaded pages resident. A failure takes all that leads on from it out of L1."""
+    def loaded(self, op: Operation, outcomes: list[bool], seconds: float | None) -> list[Operation]:
+        """Make loaded pages resident. A failure takes all that leads on from it out of L1.
+
+        A load that ends before one above it has no say until that one has. Returns the loads that
+        count as ended now.
+        """
+        above = _load_above(op)
+        if above is not None:
+            above.followers.append((op, outcomes, seconds))
+            op.has_ended = True
+            return []
+        self._arrive(op, outcomes, seconds)
+        ended = [op]
+        for follower in op.followers:
+            ended += self.loaded(*follower)
+        return ended
+
+    def _arrive(self, op: Operation, outcomes: list[bool], seconds: float | None) -> None:
         books = self._books
         good = leading(outcomes)
         outcomes = [index < good for index in range(len(outcomes))]
@@ -162,6 +178,15 @@ class Leases:
         request.uncommitted, request.slots = b"", request.slots[:num_pages]
         num_tokens = num_pages * self._books.config.page_size
         self._books.actions.append(Revoke(request.id, num_tokens, request.slots[:]))
+
+
+def _load_above(op: Operation) -> Operation | None:
+    """The load that brings what is right above the pages that another one brings."""
+    top = next((span.node for span in op.spans if span.node is not None), None)
+    if top is None or top.parent is None or not top.parent.device.incoming:
+        return None
+    (above,) = _loads(top.parent)
+    return above
 
 
 def _loads(node: Node) -> list[Operation]:

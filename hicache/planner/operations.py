@@ -57,6 +57,10 @@ class Operation:
     """Slots of its target tier that it may still write, but no node or request has any more."""
     target: int = -1
     """Of a page copy: the private slot that it writes."""
+    followers: "list[tuple[Operation, list[bool], float | None]]" = field(default_factory=list)
+    """Loads below this one that have ended before it, with their outcomes and seconds."""
+    has_ended: bool = False
+    """Whether the body has reported the end of a load that still follows another."""
     prefetches: "dict[Prefetch, None]" = field(default_factory=dict)
     """Those that wait for this fetch."""
     writes: dict[Node, None] = field(default_factory=dict)
@@ -82,7 +86,10 @@ class Operation:
             self.held[upper] = None
 
     def on_detach(self, node: Node) -> None:
-        """Go on: what has arrived is freed at the end."""
+        """Go on, but let go of a node without pages: what it read of that was split off."""
+        if node in self.held and not residence(node, self.held_tier).slots:
+            del self.held[node]
+            residence(node, self.held_tier).holds -= 1
 
     def drop(self, node: Node) -> None:
         """Bring nothing to this node any more."""

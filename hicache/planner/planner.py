@@ -206,8 +206,10 @@ class Planner:
         outcomes = list(event.outcomes)
         assert len(outcomes) == op.num_pages
         if op.kind == "load":
-            self._leases.loaded(op, outcomes, event.seconds)
-        elif op.kind == "copy_page":
+            for ended in self._leases.loaded(op, outcomes, event.seconds):
+                self._end(ended)
+            return
+        if op.kind == "copy_page":
             self._leases.copied(op, all(outcomes))
         elif op.kind == "back_up":
             self._writes.backed_up(op, outcomes)
