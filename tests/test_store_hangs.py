@@ -146,9 +146,9 @@ def test_a_cancelled_fetch_ends_and_leaves_the_rest_of_its_batch_alone() -> None
         world.store_pages(pages)
         world.backend.next("get", Fault(before=gate))
         running = world.start_fetch(pages[:16], first=128)
+        gate.wait_until_reached()
         queued = world.start_fetch(pages[16:18], first=150)
         other = world.start_fetch(pages[18:], first=160)
-        gate.wait_until_reached()
 
         world.store.cancel(queued)
         assert world.finished(queued) == Finished(queued, (False, False))
