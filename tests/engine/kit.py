@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 import torch
 import uvicorn
 
-from hicache.cache import Polled
-from hicache.config import Config, load
+from hicache.cache import HiCache, Polled
+from hicache.config import CacheConfig, Config, load
 from hicache.engine.caching import OpenCache
 from hicache.engine.engine import Engine
 from hicache.engine.model import LoadedModel
@@ -41,6 +41,18 @@ class GatedPages(PrivatePages):
         if not self._is_open:
             self._permits.acquire()
         return super().poll()
+
+
+class Unhurried(HiCache):
+    """A cache that is never told how fast a tiny model computes, and so always reloads."""
+
+    def measured(self, num_tokens: int, seconds: float) -> None:
+        """Ignore it."""
+
+
+def open_unhurried(layout: KVLayout, config: CacheConfig, device: str) -> HiCache:
+    """Return such a cache."""
+    return Unhurried(layout, config, device=device)
 
 
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)

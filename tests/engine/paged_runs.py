@@ -18,8 +18,11 @@ PAGE_SIZE = 8
 class Pages:
     """A pool, a runner on it, and the slots of sequences, handed out in random order."""
 
-    def __init__(self, loaded: LoadedModel, num_pages: int = 64, seed: int = 0) -> None:
-        layout = loaded.layout_for(PAGE_SIZE)
+    def __init__(
+        self, loaded: LoadedModel, num_pages: int = 64, seed: int = 0, page_size: int = PAGE_SIZE
+    ) -> None:
+        layout = loaded.layout_for(page_size)
+        self.page_size = page_size
         # What was in a slot before must not matter: whoever reads too far finds nonsense.
         self.pool = torch.full((num_pages, *layout.page_shape), 1e4, dtype=loaded.dtype)
         self.runner = ModelRunner(loaded, self.pool)
@@ -28,7 +31,7 @@ class Pages:
 
     def allocate(self, num_tokens: int) -> "array[int]":
         """Return slots for a sequence of so many tokens."""
-        return array("i", [self._free.pop() for _ in range(-(-num_tokens // PAGE_SIZE))])
+        return array("i", [self._free.pop() for _ in range(-(-num_tokens // self.page_size))])
 
     def prefill(self, tokens: Sequence[int], cuts: Sequence[int], slots: "array[int]") -> Tensor:
         """Return the logits after the last of several forwards, which end at ``cuts``."""
@@ -39,10 +42,17 @@ class Pages:
         return logits[0]
 
     def continue_greedily(
-        self, tokens: Sequence[int], cuts: Sequence[int], count: int
+        self,
+        tokens: Sequence[int],
+        cuts: Sequence[int],
+        count: int,
+        slots: "array[int] | None" = None,
     ) -> tuple[list[int], Tensor]:
-        """Return greedy tokens, and the logits that each was chosen by."""
-        slots = self.allocate(len(tokens) + count)
+        """Return greedy tokens, and the logits that each was chosen by.
+
+        With ``slots``, what is in them up to the first cut is taken as it is.
+        """
+        slots = self.allocate(len(tokens) + count) if slots is None else slots
         rows = [self.prefill(tokens, cuts, slots)]
         chosen = [int(rows[0].argmax())]
         for position in range(len(tokens), len(tokens) + count - 1):

@@ -22,20 +22,16 @@ from hicache.layout import KVLayout
 from hicache.pools import DevicePool, HostPool
 from hicache.transfer import CpuTransfer
 from hicache.transfer.base import Wake
-from tests.engine.kit import GREEDY, greedy_reference, make_engine, prompt
+from tests.engine.kit import (
+    GREEDY,
+    Unhurried,
+    greedy_reference,
+    make_engine,
+    open_unhurried,
+    prompt,
+)
 
 PAGE_SIZE = 8
-
-
-class Unhurried(HiCache):
-    """A cache that is never told how fast a tiny model computes, and so always reloads."""
-
-    def measured(self, num_tokens: int, seconds: float) -> None:
-        """Ignore it."""
-
-
-def open_unhurried(layout: KVLayout, config: CacheConfig, device: str) -> HiCache:
-    return Unhurried(layout, config, device=device)
 
 
 Open = Callable[..., AbstractContextManager[Engine]]
