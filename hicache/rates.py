@@ -39,7 +39,7 @@ class Link(Rate):
         super().__init__()
         self._counted_until = float("-inf")
 
-    def landed(self, units: float, started: float, now: float) -> None:
-        """Learn from an operation that has landed."""
-        self.measured(units, now - max(started, self._counted_until))
-        self._counted_until = now
+    def landed(self, units: float, started: float, landed: float) -> None:
+        """Learn from an operation that has landed, told in any order."""
+        self.measured(units, max(0.0, landed - max(started, self._counted_until)))
+        self._counted_until = max(self._counted_until, landed)

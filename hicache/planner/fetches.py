@@ -153,14 +153,16 @@ class Fetches:
             self._believe(request, request.keys_start + num_found)
         self._fetch(request, prefetch)
 
-    def fetched(self, op: Operation, outcomes: list[bool], is_returned: bool) -> None:
-        """Take what has landed; heal the belief in what has not."""
+    def fetched(
+        self, op: Operation, outcomes: list[bool], is_returned: bool, landed: float
+    ) -> None:
+        """Take what has landed, at the time ``landed``; heal the belief in what has not."""
         books = self._books
         results = books.arrived(op, outcomes)
         num_good = sum(good for _, good, _ in results)
         if num_good:
             books.facts.append(Fact("fetched", "host", "", num_good, op.request))
-            self._weighing.fetched(num_good, op.started, books.now)
+            self._weighing.fetched(num_good, op.started, landed)
         if num_good < op.num_pages and not op.is_cancelled:
             reason = "fetch" if is_returned else "late"
             books.facts.append(Fact("failed", "host", reason, op.num_pages - num_good, op.request))

@@ -214,7 +214,8 @@ class Planner:
         elif op.kind == "back_up":
             self._writes.backed_up(op, outcomes)
         elif op.kind == "fetch":
-            self._fetches.fetched(op, outcomes, event.is_returned)
+            landed = self._books.now if event.seconds is None else op.started + event.seconds
+            self._fetches.fetched(op, outcomes, event.is_returned, landed)
         else:
             assert op.kind == "store"
             self._writes.stored(op, outcomes, event.is_returned)

@@ -30,9 +30,9 @@ class Weighing:
         else:
             self._loads.measured(num_pages, seconds)
 
-    def fetched(self, num_pages: int, started: float, now: float) -> None:
-        """Learn from a fetch that has landed."""
-        self._fetches.landed(num_pages, started, now)
+    def fetched(self, num_pages: int, started: float, landed: float) -> None:
+        """Learn from a fetch that has landed, perhaps long before we heard of it."""
+        self._fetches.landed(num_pages, started, landed)
 
     def is_load_too_slow(self, num_pages: int) -> bool:
         """Whether loading so many pages would take longer than computing them."""

@@ -19,6 +19,7 @@ Invariants, asserted by ``check``:
 """
 
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
@@ -353,7 +354,8 @@ class Ledger:
         is_returned = not operation.num_calls
         if is_returned:
             del self._awaited[operation.op]
-        self.emit(Finished(operation.op, outcomes, is_returned))
+        seconds = time.monotonic() - operation.asked
+        self.emit(Finished(operation.op, outcomes, is_returned, seconds=seconds))
 
     def _give_back(self, operation: Operation) -> None:
         """The last call of an operation that ended before its calls did has returned."""

@@ -5,6 +5,7 @@ is one call to the backend, for keys of one or more operations of one kind. A *l
 direction of traffic.
 """
 
+import time
 from array import array
 from collections import deque
 from collections.abc import Sequence
@@ -44,6 +45,8 @@ class Operation:
     num_calls: int = 0
     """Calls with keys of it that have not returned."""
     is_finished: bool = False
+    asked: float = field(default_factory=time.monotonic)
+    """When it was asked for. Real time: it tells what storage costs, and no test decides by it."""
 
     @property
     def num_queued(self) -> int:
