@@ -110,7 +110,7 @@ class Residency:
             is_free
             and host.slots
             and not (host.holds or host.incoming)
-            and (not host.children or self._is_redundant(node))
+            and (not host.children or self.is_redundant(node))
         ):
             if host.entry is None or host.entry[0] != self._host_rank(node):
                 self.host_order.put(node)
@@ -175,15 +175,15 @@ class Residency:
         """Whether a node is known for what L3 has of it alone, and leads nowhere else."""
         return not (node.children or node.claims or node.device.num_pages or node.host.num_pages)
 
-    def _is_redundant(self, node: Node) -> bool:
-        """Whether L2 only repeats what L1 has, and L3 too (or the policy keeps no such copies)."""
-        num_pages = len(node.host.slots)
-        if len(node.device.slots) < num_pages:
-            return False
-        return node.stored >= num_pages or not self.config.writing.keeps_copies_of_l1
+    def is_redundant(self, node: Node) -> bool:
+        """Whether leading pages of L2 only repeat L1 and L3, or L1 where no copies are wanted."""
+        num_pages = min(len(node.device.slots), len(node.host.slots))
+        return num_pages > 0 and (
+            node.stored >= num_pages or not self.config.writing.keeps_copies_of_l1
+        )
 
     def _host_rank(self, node: Node) -> tuple[bool, Any]:
-        return (not self._is_redundant(node), self.config.host_rank(node))
+        return (not self.is_redundant(node), self.config.host_rank(node))
 
     def _forget(self, node: Node) -> None:
         self.kept.pop(node, None)

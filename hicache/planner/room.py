@@ -142,6 +142,8 @@ class Room:
             books.host_order.discard(victim)
             books.skipped[victim] = None  # until some operation has ended
             return
+        if len(victim.device.slots) < len(victim.host.slots) and books.is_redundant(victim):
+            victim = victim.tree.split(victim, len(victim.device.slots))  # the rest is not in L1
         resident = len(victim.host.slots)
         num_pages = min(num_pages, resident)
         keep = resident - num_pages
