@@ -75,6 +75,11 @@ def open_parts(
     layout: KVLayout, config: CacheConfig, device: str, clock: Callable[[], float]
 ) -> Parts:
     """Reserve the pools and open storage; raise ``ConfigError`` or ``StorageError``."""
+    if config.page_size != layout.page_size:
+        raise ConfigError(
+            f"cache.page_size: {config.page_size} tokens, but the layout has pages of "
+            f"{layout.page_size}"
+        )
     host_pages = num_host_pages(config.host.size, layout)
     store_nbytes = path = backend = None
     if host_pages and config.storage.backend != "none":
