@@ -77,11 +77,16 @@ def _options(
 
 
 @app.command()
-def demo(json: Json = None) -> int:
-    """Watch the cache at work: a chat that outgrows L1, evicts, reloads and restarts."""
+def demo(
+    json: Json = None,
+    keep: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep the store there, not nowhere.")
+    ] = None,
+) -> int:
+    """Watch the cache at work: chats that outgrow L1, are evicted, reloaded, and restarted."""
     from hicache.tools import demo
 
-    return demo.run(json)
+    return demo.run(json, keep=keep)
 
 
 @app.command()
