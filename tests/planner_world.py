@@ -151,7 +151,7 @@ class World:
         self.facts += self.planner.take_facts()
         self.log += actions
         for action in actions:
-            self._start(action)
+            self.carry_out(action)
         return actions
 
     def arrive(
@@ -273,7 +273,8 @@ class World:
 
     # ------------------------------------------------------------ actions
 
-    def _start(self, action: Action) -> None:
+    def carry_out(self, action: Action) -> None:
+        """Start what the planner wants."""
         match action:
             case Grant():
                 request = self.running[action.request]
