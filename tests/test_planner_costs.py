@@ -1,9 +1,10 @@
 """What an event costs, by lines of Python run, not by a clock: it does not grow with the rest."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any, Unpack
 
 import pytest
 
@@ -12,7 +13,8 @@ from hicache.events import Computed, Event, Extended, Flushed, Released, Ticked
 from hicache.keys import pack
 from hicache.planner import PlannerConfig
 from hicache.prefetch import WaitComplete
-from tests.planner_world import NAMESPACE, Running, World, config, words
+from tests.planner_config import Settings, config, words
+from tests.planner_world import NAMESPACE, Running, World
 
 
 class Lines:
@@ -26,7 +28,7 @@ def counted() -> Iterator[Lines]:
     """Count the lines of hicache that run, loops line by line."""
     lines = Lines()
 
-    def trace(frame: FrameType, kind: str, _: object) -> Callable[..., object] | None:
+    def trace(frame: FrameType, kind: str, _: object) -> Any:
         if "hicache" not in frame.f_code.co_filename:
             return None
         lines.num += kind == "line"
@@ -49,8 +51,8 @@ def cost(world: World, event: Event) -> int:
     return lines.num
 
 
-def big(**settings: int) -> PlannerConfig:
-    return config(page_size=1, device_pages=8000, host_pages=8000, batch_pages=128, **settings)
+def big(**settings: Unpack[Settings]) -> PlannerConfig:
+    return config(settings, page_size=1, device_pages=8000, host_pages=8000, batch_pages=128)
 
 
 def commit_one(world: World, request: Running) -> int:
@@ -82,7 +84,7 @@ def test_committing_a_decoded_page_costs_the_same_whatever_came_before() -> None
 def test_committing_costs_the_same_however_many_requests_run_and_wait() -> None:
     costs = []
     for num_others in (2, 60):
-        world = World(big(prefetch=WaitComplete()))  # type: ignore[arg-type]
+        world = World(big(prefetch=WaitComplete()))
         for number in range(num_others):
             other = world.start(words(10_000 + 100 * number, 20))
             world.compute(other, 20)

@@ -5,7 +5,8 @@ import pytest
 from hicache.actions import BackUp, Delete, Fetch, Grant, HitTokens, Wait
 from hicache.events import ChainFound, Flushed, Forgotten, Kept, StorageDown, Ticked
 from hicache.keys import NamespaceDigest, pack
-from tests.planner_world import NAMESPACE, World, config, words
+from tests.planner_config import config, words
+from tests.planner_world import NAMESPACE, World
 
 PROMPT = words(0, 9)
 

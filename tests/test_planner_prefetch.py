@@ -1,5 +1,8 @@
 """Prefetch: what is asked of storage, how long a request waits, and what is left behind."""
 
+from collections.abc import Sequence
+from typing import Unpack
+
 import pytest
 
 from hicache.actions import Cancel, Fetch, Grant, HitTokens, Probe, Store, Wait
@@ -15,16 +18,19 @@ from hicache.events import (
 )
 from hicache.keys import pack
 from hicache.prefetch import UNKNOWN_PATIENCE_S, BestEffort, PrefetchPolicy, Timeout, WaitComplete
-from tests.planner_world import NAMESPACE, World, config, words
+from tests.planner_config import Settings, config, words
+from tests.planner_world import NAMESPACE, World
 
 PROMPT = words(0, 9)
 
 
 def l3_world(
-    prefetch: PrefetchPolicy | None = None, prompt: list[int] = PROMPT, **settings: int
+    policy: PrefetchPolicy | None = None,
+    prompt: Sequence[int] = PROMPT,
+    **settings: Unpack[Settings],
 ) -> World:
     """Return a world in which the pages of a prompt are in L3 only, and known to be there."""
-    world = World(config(prefetch=prefetch or WaitComplete(), **settings))
+    world = World(config(settings, prefetch=policy or WaitComplete()))
     world.run(prompt)
     world.send(Flushed())
     assert set(world.where(prompt)) == {"3"}

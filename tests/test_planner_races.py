@@ -6,7 +6,8 @@ from hicache.actions import BackUp, CopyPage, Fetch, Grant, HitTokens, Load, Pro
 from hicache.events import ChainFound, Flushed
 from hicache.keys import pack
 from hicache.prefetch import BestEffort, WaitComplete
-from tests.planner_world import NAMESPACE, World, config, words
+from tests.planner_config import config, words
+from tests.planner_world import NAMESPACE, World
 
 PROMPT = words(0, 9)
 FORKS = [*words(0, 4), *words(50, 5)]

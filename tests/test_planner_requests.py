@@ -1,5 +1,7 @@
 """What a request is given, when it must wait, and what it gives back."""
 
+from typing import Unpack
+
 import pytest
 
 from hicache.actions import (
@@ -18,15 +20,16 @@ from hicache.actions import (
 )
 from hicache.events import Arrived, Flushed, Measured, Released, RequestId, StorageDown
 from hicache.keys import pack
-from tests.planner_world import NAMESPACE, OTHER_NAMESPACE, World, config, words
+from tests.planner_config import Settings, config, words
+from tests.planner_world import NAMESPACE, OTHER_NAMESPACE, World
 
 PROMPT = words(0, 9)
 """Four pages of two tokens, and one more."""
 
 
-def l2_world(**settings: int) -> World:
+def l2_world(**settings: Unpack[Settings]) -> World:
     """Return a world in which the pages of PROMPT are in L2 only."""
-    world = World(config(device_pages=6, has_storage=False, **settings))
+    world = World(config(settings, device_pages=6, has_storage=False))
     world.run(PROMPT)
     world.run(words(100, 12))
     assert world.where(PROMPT) == ["2"] * 4

@@ -12,7 +12,8 @@ from hicache.planner.room import Room
 from hicache.planner.weighing import Weighing
 from hicache.rates import Link, Rate
 from hicache.tree import TierPages
-from tests.planner_world import NAMESPACE, World, config, words
+from tests.planner_config import config, words
+from tests.planner_world import NAMESPACE, World
 
 
 def test_the_last_copy_above_one_that_is_held_is_no_victim_until_something_has_ended() -> None:

@@ -1,18 +1,21 @@
 """Write policies: what is where after which event."""
 
+from typing import Unpack
+
 import pytest
 
 from hicache.actions import BackUp, Store
 from hicache.events import Flushed, StorageDown, StorageUp, Synced
 from hicache.planner import PlannerConfig
-from tests.planner_world import NAMESPACE, World, config, words
+from tests.planner_config import Settings, config, words
+from tests.planner_world import NAMESPACE, World
 
 PROMPT = words(0, 9)
 EVERYWHERE = ["123"] * 4
 
 
-def policy(name: str, **settings: int) -> PlannerConfig:
-    return config(write=name, **settings)
+def policy(name: str, **settings: Unpack[Settings]) -> PlannerConfig:
+    return config(settings, write=name)
 
 
 # ---------------------------------------------------------------- write_through
@@ -290,7 +293,7 @@ def test_sync_stores_everything_whatever_the_policy() -> None:
     assert world.planner.is_written
 
     world.send(Synced())
-    assert not world.planner.is_written
+    assert world.ops(BackUp)
     world.settle()
 
     assert world.planner.is_written
