@@ -54,6 +54,7 @@ def test_a_command_without_its_command_shows_help_and_could_not_run(
         (["bench", "sing"], "hicache: No such command 'sing'."),
         (["serve", "--prt", "1"], "hicache: No such option: --prt"),
         (["serve", "--port", "x"], "hicache: Invalid value for '--port'"),
+        (["chat", "--max-tokens", "0"], "hicache: Invalid value for '--max-tokens'"),
         (["bench", "storage", "--dir"], "hicache: Option '--dir' requires an argument"),
     ],
 )

@@ -129,11 +129,17 @@ def chat(
     url: Annotated[str, typer.Option(help="Where the server is.")] = "http://127.0.0.1:8000",
     model: Annotated[str | None, typer.Option(help="Default: the server's first.")] = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Longest answer. Default: as the server says.")
+    ] = None,
+    temperature: Annotated[
+        float, typer.Option(min=0, max=2, help="0 always takes the likeliest token.")
+    ] = 0.2,
 ) -> int:
     """Chat with a server, and see after each turn which tier its tokens came from."""
     from hicache.tools import chat
 
-    return chat.run(url, model, system)
+    return chat.run(url, model, system, max_tokens, temperature)
 
 
 # ---------------------------------------------------------------- bench
