@@ -55,8 +55,10 @@ def test_a_failed_load_fails_what_others_load_below_it() -> None:
     world.fail(upper)
     assert (first.num_revoked, second.num_revoked) == (1, 1)
     assert second.num_computed == 0
+    assert world.planner.usage()["device"] == 2  # the other load still writes there
     world.finish(lower)
 
+    assert world.planner.usage()["device"] == 0
     assert world.where(PROMPT) == ["2"] * 4
     world.check_empty()
 

@@ -1,8 +1,9 @@
 """What operators do to the tiers: flush, forget, keep."""
 
-from hicache.actions import BackUp, Delete
+from hicache.actions import BackUp, Delete, Fetch, Store
 from hicache.events import Flushed, Forgotten, Kept, Ticked
 from hicache.keys import NamespaceDigest, pack
+from hicache.prefetch import WaitComplete
 from tests.planner_config import config, words
 from tests.planner_world import NAMESPACE, World
 
@@ -74,9 +75,43 @@ def test_forget_leaves_what_is_in_use() -> None:
     world.send(Forgotten(NAMESPACE, pack(words(0, 2))))
 
     assert request.hit.total == 4
-    assert world.where(PROMPT)[2:] == ["", ""]
+    assert world.where(PROMPT) == ["12", "12", "", ""]
+    assert not world.pools.storage
     world.check()
     world.check_empty()
+
+
+def test_forget_of_what_leads_to_pages_in_use_leaves_that_and_its_records() -> None:
+    world = World(config(batch_pages=2, prefetch=WaitComplete()))
+    world.run(PROMPT)
+    world.send(Flushed())
+    request = world.arrive(PROMPT)
+    upper, lower = world.ops(Fetch)
+    world.release(request)
+    world.fail(upper)
+
+    world.send(Forgotten(NAMESPACE))
+    world.check()
+    assert world.where(PROMPT) == ["3", "3", "", ""]
+    world.finish(lower)
+
+    assert len(world.pools.storage) == 2
+    world.check_empty()
+
+
+def test_forget_while_half_of_a_node_is_being_stored_leaves_all_of_it() -> None:
+    world = World(config(batch_pages=2))
+    request = world.start(PROMPT)
+    world.compute(request, 9)
+    world.finish(world.ops(BackUp)[0])
+    world.finish(world.ops(Store)[0])
+    world.release(request)
+
+    world.send(Forgotten(NAMESPACE))
+    world.settle()
+
+    assert world.where(PROMPT) == ["123"] * 4
+    assert len(world.pools.storage) == 4
 
 
 def test_forget_while_pages_are_being_stored_keeps_those_until_then() -> None:
@@ -119,13 +154,14 @@ def test_keeping_again_lengthens_and_never_shortens() -> None:
     until = world.now + 100
     world.send(Kept(NAMESPACE, pack(words(0, 8)), until))
 
+    world.send(Kept(NAMESPACE, pack(words(0, 8)), until + 50))
     world.send(Kept(NAMESPACE, pack(words(0, 8)), until - 50))
-    world.now = until - 40
+    world.now = until + 10
     world.send(Ticked())
     world.run(words(100, 8))
 
     assert world.where(words(0, 8)) == ["1"] * 4
-    assert world.planner.next_deadline() == until
+    assert world.planner.next_deadline() == until + 50
 
 
 def test_at_most_half_of_a_tier_is_kept() -> None:

@@ -243,6 +243,20 @@ def test_a_request_that_l2_has_no_room_for_does_not_wait_for_ever() -> None:
     assert world.why(request) == [("no_room", 2)]
 
 
+def test_pages_that_have_landed_stay_for_the_request_that_waits_for_them() -> None:
+    world = l3_world(host_pages=8)
+    request = world.arrive(PROMPT)
+    world.settle()
+    assert world.where(PROMPT) == ["23"] * 4
+
+    world.run(words(200, 16))
+    assert world.where(PROMPT) == ["23"] * 4
+    world.release(request)
+    world.run(words(300, 16))
+
+    assert "2" not in "".join(world.where(PROMPT))
+
+
 def test_a_fetch_that_hangs_keeps_its_pages_and_nobody_waiting() -> None:
     world = l3_world(host_pages=4, batch_pages=2)
     request = world.arrive(PROMPT)

@@ -284,6 +284,26 @@ def test_a_probe_that_ends_when_its_path_has_gone_is_not_believed() -> None:
     assert isinstance(world.want(request), Grant)
 
 
+def test_room_for_a_fetch_is_not_made_of_the_path_to_it() -> None:
+    world = World(config(device_pages=4, host_pages=2, write="write_back", prefetch=WaitComplete()))
+    world.run(words(0, 4))
+    longer = [*words(0, 4), *words(50, 3)]
+    world.pools.storage.add(world.keys_of(NAMESPACE, longer)[2])
+    request, other = world.arrive(longer), world.arrive(words(100, 8))
+    mine, its = world.ops(Probe)
+    world.finish(its)
+    assert isinstance(world.want(other), Wait)
+    world.finish(world.ops(BackUp)[0])
+    world.fail(world.ops(Store)[0])
+    assert world.where(words(0, 4)) == ["2", "2"]
+
+    world.finish(mine)
+
+    assert world.where(longer) == ["2", "2", "3"]
+    world.release(request)
+    world.check_empty()
+
+
 @pytest.mark.parametrize("how", ["probe", "scan"])
 def test_pages_found_while_they_are_being_stored_are_left_to_their_store(how: str) -> None:
     world = World(config(prefetch=WaitComplete()))

@@ -191,6 +191,22 @@ def test_pages_behind_a_copy_on_its_way_wait_and_enter_when_it_is_there() -> Non
     world.check_empty()
 
 
+def test_pages_that_waited_for_a_copy_enter_at_release_at_the_latest() -> None:
+    world = World(config(has_storage=False))
+    computing = world.start(words(0, 10))
+    world.run(PROMPT)
+    world.run(words(100, 14))
+    loading = world.arrive(PROMPT)
+    world.want(loading)
+    world.compute(computing, 10)
+    world.settle()
+
+    world.release(computing)
+
+    assert world.where(words(0, 10)) == ["12"] * 4 + ["1"]
+    world.check_empty()
+
+
 def test_pages_that_still_wait_for_a_copy_are_freed_at_release() -> None:
     world = World(config(has_storage=False))
     computing = world.start(words(0, 10))
