@@ -80,6 +80,16 @@ def test_a_wrong_setting_is_told_in_one_line(
     )
 
 
+def test_a_setting_that_has_a_flag_of_its_own_can_be_set_either_way(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    port = ("--set", "server.port=99999")
+    expected = "hicache: command line: server.port: "
+
+    assert refusal(capsys, "serve", *port).startswith(expected)
+    assert refusal(capsys, "serve", *port, "--port", "88888").startswith(expected)
+
+
 def test_an_interrupt_is_quiet(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,7 +106,8 @@ def serve(
 ) -> int:
     """Serve a model over HTTP, as OpenAI's and SGLang's clients expect it."""
     flags = {"engine.model": model, "server.host": host, "server.port": port}
-    loaded = load(config, overrides={**assignments(settings or ()), **flags})
+    given = {name: flag for name, flag in flags.items() if flag is not None}
+    loaded = load(config, overrides={**assignments(settings or ()), **given})
 
     from hicache.tools import serve
 
