@@ -2,13 +2,8 @@
 
 import pytest
 
-from hicache.actions import (
-    CopyPage,
-    HitTokens,
-    Load,
-    Revoke,
-)
-from hicache.events import Measured
+from hicache.actions import CopyPage, HitTokens, Load, Revoke, Store
+from hicache.events import Measured, StorageDown, StorageUp
 from tests.planner_config import config, words
 from tests.planner_scenes import PROMPT, l2_world
 from tests.planner_world import World
@@ -30,6 +25,27 @@ def test_a_failed_load_is_computed_and_nothing_of_it_is_in_l1() -> None:
     assert world.count("failed", "load") == 3
     assert world.compute(request, 7)
     assert world.where(PROMPT) == ["12"] * 4
+    world.check_empty()
+
+
+def test_a_request_waits_for_the_load_of_pages_that_are_being_stored_too_and_for_that_only() -> (
+    None
+):
+    world = World(config(device_pages=6))
+    world.send(StorageDown())
+    world.run(PROMPT)
+    world.run(words(100, 12))
+    world.send(StorageUp())
+    first, second = world.arrive(PROMPT), world.arrive(PROMPT)
+    world.want(first)
+    (load,), (store,) = world.ops(Load), world.ops(Store)
+
+    world.want(second)
+
+    assert second.loads == {load}
+    world.finish(store)
+    world.finish(load)
+    assert world.where(PROMPT) == ["123"] * 4
     world.check_empty()
 
 

@@ -84,7 +84,9 @@ def test_a_split_under_a_fetch_hands_it_to_both_halves(outcomes: list[bool]) -> 
     world.arrive(PROMPT)
     (fetch,) = world.ops(Fetch)
 
-    world.arrive(FORKS)
+    keys = tuple(world.keys_of(NAMESPACE, FORKS))
+    world.send(ChainFound(NAMESPACE, pack(FORKS[:8]), keys))
+    assert len(world.planner.nodes(NAMESPACE)) == 3
     world.check()
     world.finish(fetch, outcomes)
     world.check()
