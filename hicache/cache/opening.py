@@ -41,12 +41,16 @@ class Parts:
     store_path: Path | None = None
     store_nbytes: int | None = None
 
-    def close(self, timeout_s: float) -> None:
-        """End the copies and the storage, then give the memory back."""
+    def close(self, timeout_s: float) -> bool:
+        """End the copies and the storage, then give the memory back.
+
+        False where a call of storage hangs: its thread stays, and so does L2, which it may write.
+        """
         is_closed = self.store is None or self.store.close(timeout_s)
         self.transfer.close()
-        if is_closed:  # else a call that hangs may still write to the host pool
+        if is_closed:
             self.host.close()
+        return is_closed
 
     def describe(self) -> list[str]:
         """Return what is used, in a few lines for people."""
