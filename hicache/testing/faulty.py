@@ -44,6 +44,11 @@ class Gate:
             with suppress(RuntimeError):  # that the loop has ended
                 loop.call_soon_threadsafe(future.set_result, None)
 
+    @property
+    def is_reached(self) -> bool:
+        """Whether a call has come to the gate."""
+        return self._reached.is_set()
+
     def wait_until_reached(self, timeout_s: float = 10.0) -> None:
         """Block until a call has come to the gate."""
         assert self._reached.wait(timeout_s), "no call came to the gate"
