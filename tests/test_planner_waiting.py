@@ -12,7 +12,7 @@ from hicache.events import (
     Ticked,
 )
 from hicache.keys import pack
-from hicache.prefetch import UNKNOWN_PATIENCE_S, BestEffort, Timeout
+from hicache.prefetch import UNKNOWN_PATIENCE_S, BestEffort, Timeout, WaitComplete
 from tests.planner_config import config, words
 from tests.planner_scenes import PROMPT, l3_world, restarted
 from tests.planner_world import NAMESPACE, World
@@ -228,3 +228,22 @@ def test_overdue_pages_stay_lent_until_the_call_has_returned() -> None:
 
     assert world.planner.usage()["host"] == 0
     assert world.done(Cancel) == 0
+
+
+def test_what_was_lost_while_a_request_waited_for_its_turn_is_fetched_then() -> None:
+    world = World(config({}, prefetch=WaitComplete(), device_pages=8, host_pages=8))
+    world.run(PROMPT)
+    request = world.arrive(PROMPT)
+    world.settle()
+    assert set(world.where(PROMPT)) <= {"12", "123"}, "it has nothing to fetch when it arrives"
+    world.send(Flushed())  # L1 and L2 are needed by others meanwhile
+    assert set(world.where(PROMPT)) == {"3"}
+
+    answer = world.want(request)
+    fetches = [action for action in world.pending.values() if isinstance(action, Fetch)]
+    world.settle()
+
+    assert isinstance(answer, Wait)
+    assert len(fetches) == 1
+    assert isinstance(world.want(request), Grant)
+    assert request.hit == HitTokens(storage=8)

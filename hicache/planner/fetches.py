@@ -64,6 +64,8 @@ class Fetches:
             return False
         if prefetch.is_blocked:
             self._fetch(request, prefetch)
+        elif not prefetch.is_pending and not request.unused:
+            self._fetch_again(request, prefetch)
         if not prefetch.is_pending:
             return False
         if prefetch.waiting_since is None:
@@ -83,6 +85,14 @@ class Fetches:
         request.unused = "no_room" if prefetch.is_blocked else "late"
         self.stop(request)
         return False
+
+    def _fetch_again(self, request: Request, prefetch: Prefetch) -> None:
+        """Fetch what was at hand when a request came, and has gone while it waited for its turn."""
+        self._fetch(request, prefetch)
+        if prefetch.is_pending:
+            at_hand = request.tree.match(request.prefix).tiers().host
+            request.local_pages = min(request.local_pages, at_hand)
+            prefetch.waiting_since = None
 
     def stop(self, request: Request) -> None:
         """End a request's prefetch: what has landed stays as any page does, the rest is cancelled.
