@@ -14,12 +14,12 @@ class TraceRequest:
     """One request, as a cache sees it."""
 
     time_s: float | None
-    """When it arrives. In a trace with ``TraceInfo.has_times`` since the first request, else since
+    """When it arrives. In a trace with ``TraceInfo.has_times`` since one zero of all, else since
     the start of its session; ``None`` where the trace does not say."""
     session: str
     """Equal for the requests of one conversation or agent; its own where the trace does not say."""
     tenant: str
-    """Only requests of one tenant share anything; the empty text where the trace does not say."""
+    """Requests of different tenants share no block; empty where the trace does not say."""
     num_input_tokens: int
     num_output_tokens: int
     """0 where the trace does not say."""
@@ -27,7 +27,7 @@ class TraceRequest:
     """An id for each block of the whole input, the last, partial one included.
 
     ``array('i')``, global within the trace and chained: two requests have the same id only where
-    they have the same tokens up to the end of that block. Empty in a trace without blocks.
+    they have the same tokens up to the end of that block. In a trace without blocks all differ.
     """
     parent: int | None = None
     """Index in the trace of the request that this one continues; always an earlier one."""
