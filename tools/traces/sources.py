@@ -10,7 +10,7 @@ import json
 import lzma
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
@@ -50,7 +50,7 @@ class Source:
         self._path = Path(path)
         self._is_used = False
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Generator[Record]:
         """Give the records, one at a time; ``InputError`` where the file cannot be read."""
         if self.is_stdin and self._is_used:
             raise InputError("stdin: it can be read only once")
@@ -73,7 +73,7 @@ class Source:
                 raw.close()
 
 
-def _unpacked(packed: io.BufferedReader) -> IO[bytes]:
+def _unpacked(packed: "io.BufferedReader[io.RawIOBase]") -> IO[bytes]:
     head = packed.peek(6)
     if head.startswith(b"\x1f\x8b"):
         return cast("IO[bytes]", gzip.GzipFile(fileobj=packed))
