@@ -48,7 +48,7 @@ def show(
         tokenizer=None if tokenizer is None else load_tokenizer(tokenizer),
         sessions=sessions,
     )
-    return showing.show(trace, file, json)
+    return showing.show(trace, "stdin" if file == "-" else file, json)
 
 
 @app.command()
