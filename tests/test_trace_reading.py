@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import lzma
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,11 @@ from tests.trace_files import blocks, lines, opened
 
 GOOD = {"timestamp": 0, "input_length": 513, "output_length": 7, "hash_ids": [0, 1]}
 AGAIN = {"timestamp": 9, "input_length": 1025, "output_length": 7, "hash_ids": [0, 1, 2]}
-PACKINGS = {"plain": bytes, "gzip": gzip.compress, "xz": lzma.compress}
+PACKINGS: dict[str, Callable[[bytes], bytes]] = {
+    "plain": bytes,
+    "gzip": gzip.compress,
+    "xz": lzma.compress,
+}
 
 
 @pytest.fixture

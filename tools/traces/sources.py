@@ -67,7 +67,7 @@ class Source:
     @contextmanager
     def _opened(self) -> Iterator[io.BufferedReader]:
         raw = sys.stdin.buffer if self.is_stdin else self._path.open("rb", buffering=0)
-        packed = io.BufferedReader(cast("io.RawIOBase", raw), HEAD_NBYTES)
+        packed: io.BufferedReader = io.BufferedReader(cast("io.RawIOBase", raw), HEAD_NBYTES)
         try:
             yield _unpacked(packed)
         finally:
@@ -77,7 +77,7 @@ class Source:
                 raw.close()
 
 
-def _unpacked(packed: "io.BufferedReader[io.RawIOBase]") -> io.BufferedReader:
+def _unpacked(packed: io.BufferedReader) -> io.BufferedReader:
     head = packed.peek(6)
     unpacked: io.BufferedIOBase
     if head.startswith(b"\x1f\x8b"):
