@@ -54,6 +54,7 @@ def _storage(stats: StoreStats) -> Iterator[Metric]:
     yield counter("storage_corrupt_pages", "Records that were not true", stats.num_corrupt_pages)
     yield counter("storage_retries", "Calls tried again", stats.num_retries)
     yield by_label("storage_dropped_pages", "Given up", "reason", stats.dropped.items())
+    yield by_label("storage_missed_pages", "Not there", "kind", stats.missed.items())
     yield by_label("storage_errors", "Calls that failed", "reason", stats.errors.items())
     yield gauges("storage_queued_pages", "Pages that wait", "kind", stats.num_queued.items())
     yield gauge("storage_lent_pages", "L2 pages that a call holds", stats.num_lent_pages)

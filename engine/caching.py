@@ -2,7 +2,7 @@
 
 The engine knows no more of the cache than this file. ``HiCache`` shares pages between requests
 and keeps them in three tiers; ``PrivatePages`` shares nothing. All calls come from the step
-thread.
+thread, but for ``wake`` and ``stats``.
 """
 
 import time
@@ -82,7 +82,11 @@ class Cache(Protocol):
         ...
 
     def wait_for_progress(self, timeout_s: float) -> None:
-        """Sleep until there may be something to poll."""
+        """Sleep until there may be something to poll, or somebody calls ``wake``."""
+        ...
+
+    def wake(self) -> None:
+        """End a ``wait_for_progress`` at once, or the next one. Any thread."""
         ...
 
     def stats(self) -> CacheStats | None:
@@ -93,8 +97,8 @@ class Cache(Protocol):
         """Return what it uses, in a few lines for people."""
         ...
 
-    def close(self, timeout_s: float = 30.0) -> None:
-        """Write down what is dirty, and end all threads."""
+    def close(self, timeout_s: float = 30.0) -> bool:
+        """Write down what is dirty, and end all threads; False where one hangs."""
         ...
 
 

@@ -103,6 +103,7 @@ class Engine:
         self._flushes: deque[_Flush] = deque()
         self._is_closing = False
         self._close_timeout_s = 0.0
+        self._is_closed_in_order = False
         self._idle = threading.Event()
         self._idle_since = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="hicache-engine", daemon=True)
@@ -146,7 +147,7 @@ class Engine:
                 raise QueueFull(f"{self.num_waiting} requests are waiting: try again later")
             self._arrivals.append(request)
             self._idle.clear()
-            self._changed.notify()
+            self._rouse()
         return request.generation
 
     def flush(self, timeout_s: float | None) -> bool:
@@ -160,20 +161,24 @@ class Engine:
             if self._is_closing:
                 return False
             self._flushes.append(flush)
-            self._changed.notify()
+            self._rouse()
         return flush.done.result()
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until there is no request; False where there still is one after the timeout."""
         return self._idle.wait(timeout_s)
 
-    def close(self, timeout_s: float = 30.0) -> None:
-        """Abort what runs, write down what is dirty, and end. Harmless when closed."""
+    def close(self, timeout_s: float = 30.0) -> bool:
+        """Abort what runs, write down what is dirty, and end. Harmless when closed.
+
+        False where a thread hangs in storage: the interpreter may then wait for it at its end.
+        """
         with self._changed:
             self._close_timeout_s = timeout_s
             self._is_closing = True
-            self._changed.notify()
+            self._rouse()
         self._thread.join()
+        return self._is_closed_in_order
 
     @property
     def is_alive(self) -> bool:
@@ -312,11 +317,16 @@ class Engine:
             self._flushes.popleft().done.set_result(False)
         self._idle.set()
         try:
-            self.cache.close(self._close_timeout_s)
+            self._is_closed_in_order = self.cache.close(self._close_timeout_s)
         except HiCacheError:
             logger.exception("the cache was not closed in order")
 
     # ------------------------------------------------------------ helpers
+
+    def _rouse(self) -> None:
+        """Have the step thread look, whichever way it sleeps. With ``_changed`` held."""
+        self._changed.notify()
+        self.cache.wake()
 
     def _request(self, tokens: "array[int]", params: SamplingParams, name: str | None) -> Request:
         max_tokens = min(params.max_tokens, self.context_tokens - len(tokens))
@@ -372,4 +382,4 @@ class Engine:
             if request.generation.is_ended:
                 return
             self._aborts.append(request)
-            self._changed.notify()
+            self._rouse()

@@ -39,8 +39,6 @@ def load_model(config: EngineConfig) -> LoadedModel:
     Reads local files only, never the network. Raises ``ConfigError``, in one line, for whatever
     is wrong with the settings, the files, or the model.
     """
-    if config.attention == "flashinfer":
-        raise ConfigError("engine.attention: flashinfer cannot be used yet: set it to torch")
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
     directory = smollm2.model_directory() if config.model == smollm2.NAME else Path(config.model)

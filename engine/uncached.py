@@ -127,6 +127,9 @@ class PrivatePages:
     def wait_for_progress(self, timeout_s: float) -> None:
         """Return at once: nothing is ever in flight."""
 
+    def wake(self) -> None:
+        """Do nothing: nobody sleeps."""
+
     def stats(self) -> CacheStats | None:
         """Return nothing: there is nothing to count."""
         return None
@@ -135,8 +138,9 @@ class PrivatePages:
         """Return what it uses, in a few lines for people."""
         return [f"L1 device   {len(self.device_pages):,} private pages, nothing is cached"]
 
-    def close(self, timeout_s: float = 30.0) -> None:
-        """Do nothing."""
+    def close(self, timeout_s: float = 30.0) -> bool:
+        """Do nothing: nothing runs."""
+        return True
 
     def check(self) -> None:
         """Assert that every page is free or has one owner."""

@@ -135,8 +135,9 @@ class EngineConfig(Section):
     """cpu, cuda, cuda:1, … auto: cuda where there is one."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Of weights, compute and KV. auto: float32 on a CPU, else the checkpoint's."""
-    attention: Literal["auto", "torch", "flashinfer"] = "auto"
-    """auto: flashinfer on CUDA where it is installed, else torch."""
+    attention: Literal["auto", "torch"] = "auto"
+    """Both are torch, on CPU and CUDA. Kernels such as FlashInfer's have their place behind the
+    protocol ``Attention`` of engine/attention.py."""
     max_batch: PositiveInt = 32
     """Requests that run at once, at most."""
     chunk_tokens: PositiveInt = 512

@@ -20,6 +20,7 @@ def ledger(
         max_calls=max_calls,
         max_queued=max_queued,
         deadline_s=DEADLINE_S,
+        clock=lambda: NOW,
         wake=threading.Event(),
     )
 

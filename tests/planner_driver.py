@@ -22,8 +22,9 @@ from hicache.keys import PageKey, pack
 from hicache.planner import PlannerConfig
 from hicache.prefetch import BestEffort, Timeout, WaitComplete
 from hicache.writing import POLICIES as WRITING
+from tests.planner_config import config
 from tests.planner_pools import num_outcomes
-from tests.planner_world import NAMESPACE, OTHER_NAMESPACE, Running, World, config
+from tests.planner_world import NAMESPACE, OTHER_NAMESPACE, Running, World
 
 T = TypeVar("T")
 

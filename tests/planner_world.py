@@ -42,58 +42,16 @@ from hicache.events import (
     Returned,
     Wanted,
 )
-from hicache.eviction import POLICIES as RANKS
 from hicache.eviction import Rank
 from hicache.keys import NamespaceDigest, PageKey, chain, pack
 from hicache.planner import Planner, PlannerConfig
-from hicache.prefetch import BestEffort, PrefetchPolicy
 from hicache.tree import Node
-from hicache.writing import POLICIES as WRITING
 from tests.planner_pools import PARTIAL, Copy, Pools, num_outcomes
 
 NAMESPACE = NamespaceDigest(b"n" * 32)
 OTHER_NAMESPACE = NamespaceDigest(b"o" * 32)
 MAX_EVENTS = 20_000
 MAX_RANKS = 200_000
-
-
-def config(
-    *,
-    page_size: int = 2,
-    device_pages: int = 12,
-    host_pages: int = 16,
-    has_storage: bool = True,
-    eviction: str = "lru",
-    write: str = "write_through",
-    prefetch: PrefetchPolicy | None = None,
-    low_water_pages: int = 0,
-    batch_pages: int = 4,
-    num_ghosts: int = 100,
-    miss_memory_s: float = 0.0,
-    max_beliefs: int = 100,
-) -> PlannerConfig:
-    """Return a small configuration."""
-    return PlannerConfig(
-        page_size=page_size,
-        page_nbytes=64,
-        device_pages=device_pages,
-        host_pages=host_pages,
-        has_storage=has_storage and host_pages > 0,
-        device_rank=RANKS[eviction],
-        host_rank=RANKS[eviction],
-        writing=WRITING[write],
-        prefetch=prefetch or BestEffort(),
-        low_water_pages=low_water_pages,
-        batch_pages=batch_pages,
-        num_ghosts=num_ghosts,
-        miss_memory_s=miss_memory_s,
-        max_beliefs=max_beliefs,
-    )
-
-
-def words(first: int, num_tokens: int) -> list[int]:
-    """Return tokens that no other prompt has."""
-    return list(range(first, first + num_tokens))
 
 
 @dataclass(eq=False)
@@ -151,7 +109,7 @@ class World:
         self.facts += self.planner.take_facts()
         self.log += actions
         for action in actions:
-            self._start(action)
+            self.carry_out(action)
         return actions
 
     def arrive(
@@ -273,7 +231,8 @@ class World:
 
     # ------------------------------------------------------------ actions
 
-    def _start(self, action: Action) -> None:
+    def carry_out(self, action: Action) -> None:
+        """Start what the planner wants."""
         match action:
             case Grant():
                 request = self.running[action.request]

@@ -13,6 +13,7 @@ import torch
 from hicache.actions import HitTokens, Refuse
 from hicache.cache import HiCache
 from hicache.config import CacheConfig
+from hicache.errors import ConfigError
 from hicache.events import RequestId
 from hicache.keys import chain, pack
 from hicache.layout import KVLayout
@@ -115,6 +116,15 @@ def test_pages_come_back_from_every_tier_bit_by_bit(
     # to be used whole.
     assert hits[4].device == hits[4].host == 0
     assert hits[4].storage >= most - most % layout.page_size
+
+
+def test_a_page_size_that_is_not_the_layouts_is_refused_in_one_line() -> None:
+    config = CacheConfig.model_validate({"page_size": LAYOUT.page_size + 1})
+
+    with pytest.raises(ConfigError) as caught:
+        HiCache(LAYOUT, config)
+
+    assert str(caught.value) == "cache.page_size: 3 tokens, but the layout has pages of 2"
 
 
 def test_a_hit_reaches_into_the_page_where_two_prompts_part(cache: HiCache) -> None:

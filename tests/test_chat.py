@@ -9,7 +9,7 @@ from hicache.config import EngineConfig
 from hicache.engine.engine import Engine
 from hicache.engine.loading import load_model
 from hicache.errors import InputError
-from hicache.tools import chat
+from hicache.tools import chat, cli
 from tests.engine.kit import make_engine, serving
 from tests.engine.tiny_models import tiny_model_dir
 
@@ -90,6 +90,25 @@ def test_a_session_on_the_terminal(
     assert "a new chat" in err
     assert err.count(chat.HELP) == 2
     assert "hicache: the server answers 400" in err
+
+
+def test_flags_say_how_long_an_answer_is_and_how_it_is_sampled(
+    url: str,
+    engine: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    argv = ["chat", "--url", url, "--max-tokens", "5", "--temperature", "0"]
+    answers = set()
+    for _ in range(2):
+        monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n"))
+        num_tokens = engine.counters.num_output_tokens
+
+        assert cli.main(argv) == 0
+
+        assert engine.counters.num_output_tokens - num_tokens <= 5
+        answers.add(capsys.readouterr().out)
+    assert len(answers) == 1
 
 
 def test_the_end_of_input_ends_a_session(

@@ -54,6 +54,7 @@ def test_a_command_without_its_command_shows_help_and_could_not_run(
         (["bench", "sing"], "hicache: No such command 'sing'."),
         (["serve", "--prt", "1"], "hicache: No such option: --prt"),
         (["serve", "--port", "x"], "hicache: Invalid value for '--port'"),
+        (["chat", "--max-tokens", "0"], "hicache: Invalid value for '--max-tokens'"),
         (["bench", "storage", "--dir"], "hicache: Option '--dir' requires an argument"),
     ],
 )
@@ -77,6 +78,16 @@ def test_a_wrong_setting_is_told_in_one_line(
     assert refusal(capsys, "serve", "--set", "cache.host.size") == (
         "hicache: command line: --set cache.host.size: write --set NAME=VALUE"
     )
+
+
+def test_a_setting_that_has_a_flag_of_its_own_can_be_set_either_way(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    port = ("--set", "server.port=99999")
+    expected = "hicache: command line: server.port: "
+
+    assert refusal(capsys, "serve", *port).startswith(expected)
+    assert refusal(capsys, "serve", *port, "--port", "88888").startswith(expected)
 
 
 def test_an_interrupt_is_quiet(

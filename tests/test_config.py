@@ -112,6 +112,10 @@ def test_settings_do_not_change_afterwards() -> None:
             "cache.host.write_policy: Input should be "
             "'write_through', 'write_through_selective' or 'write_back'",
         ),
+        (
+            '[engine]\nattention = "flashinfer"',
+            "engine.attention: Input should be 'auto' or 'torch'",
+        ),
     ],
 )
 def test_a_mistake_in_a_file_is_told_with_the_file_and_the_name(

@@ -1,199 +1,20 @@
 """What a request is given, when it must wait, and what it gives back."""
 
-import pytest
-
 from hicache.actions import (
-    CopyPage,
     Fetch,
     Grant,
     Grown,
     HitTokens,
-    Load,
     Preempt,
-    Probe,
     Refuse,
-    Revoke,
     Touch,
     Wait,
 )
 from hicache.events import Arrived, Flushed, Measured, Released, RequestId, StorageDown
 from hicache.keys import pack
-from tests.planner_world import NAMESPACE, OTHER_NAMESPACE, World, config, words
-
-PROMPT = words(0, 9)
-"""Four pages of two tokens, and one more."""
-
-
-def l2_world(**settings: int) -> World:
-    """Return a world in which the pages of PROMPT are in L2 only."""
-    world = World(config(device_pages=6, has_storage=False, **settings))
-    world.run(PROMPT)
-    world.run(words(100, 12))
-    assert world.where(PROMPT) == ["2"] * 4
-    return world
-
-
-# ---------------------------------------------------------------- hits
-
-
-def test_a_prefix_in_l1_is_granted_without_a_copy() -> None:
-    world = World(config())
-    world.run(PROMPT)
-
-    request = world.start([*PROMPT, 50, 51])
-
-    assert request.hit == HitTokens(device=8)
-    assert world.done(Load) == world.done(CopyPage) == 0
-
-
-def test_a_prefix_in_l2_is_loaded() -> None:
-    world = l2_world()
-
-    request = world.start(PROMPT)
-
-    assert request.hit == HitTokens(host=8)
-    assert world.count("loaded") == 4
-    assert world.where(PROMPT) == ["12"] * 4
-
-
-def test_a_prefix_in_l3_is_fetched_then_loaded() -> None:
-    world = World(config())
-    world.run(PROMPT)
-    world.send(Flushed())
-    assert world.where(PROMPT) == ["3"] * 4
-
-    request = world.start(PROMPT)
-
-    assert request.hit == HitTokens(storage=8)
-    assert world.where(PROMPT) == ["123"] * 4
-
-
-def test_a_hit_is_split_by_the_tier_where_its_pages_were_on_arrival() -> None:
-    world = World(config(device_pages=8))
-    world.run(words(0, 12))
-    world.send(Flushed())
-    world.run(words(0, 9))  # fetched: four pages in L1 and L2, two in L3
-    world.run(words(100, 12))  # pushes two of them out of L1
-    assert world.where(words(0, 12)) == ["123", "123", "23", "23", "3", "3"]
-
-    request = world.start(words(0, 13))
-
-    assert request.hit == HitTokens(device=4, host=4, storage=4)
-
-
-def test_slots_are_granted_up_to_the_tokens_ahead_and_no_further_than_the_end() -> None:
-    world = World(config())
-
-    short = world.start(words(0, 9), ahead=3)
-    whole = world.start(words(50, 9), ahead=1000)
-
-    assert len(short.slots) == 2
-    assert len(whole.slots) == 5
-
-
-def test_a_prompt_of_less_than_a_page_and_an_empty_one_run_without_a_hit() -> None:
-    world = World(config())
-
-    for prompt in ([], [1]):
-        request = world.start(prompt)
-        assert request.hit.total == 0
-        world.release(request)
-
-    assert world.done(Probe) == 0
-    assert world.planner.usage()["namespaces"] == 0
-
-
-def test_a_request_that_joins_a_load_waits_for_it_and_loads_only_the_rest() -> None:
-    world = l2_world()
-    first = world.arrive(words(0, 5))
-    world.want(first)
-    (load,) = world.ops(Load)
-
-    second = world.arrive(PROMPT)
-    world.want(second)
-
-    assert load in second.loads
-    other = world.pending[world.ops(Load)[-1]]
-    assert isinstance(other, Load)
-    assert len(other.source) == 2
-    world.settle()
-    world.check()
-
-
-# ---------------------------------------------------------------- partial hits
-
-
-@pytest.mark.parametrize("tier", ["device", "host", "storage"])
-def test_the_first_tokens_of_the_next_page_are_copied_from_any_tier(tier: str) -> None:
-    world = World(config(page_size=4, device_pages=4))
-    world.run(words(0, 8))
-    if tier == "host":
-        world.run(words(100, 16))
-    elif tier == "storage":
-        world.send(Flushed())
-
-    request = world.start([*words(0, 7), 99, 98])
-
-    assert request.hit.total == 7
-    assert getattr(request.hit, tier) >= 3
-    assert world.done(CopyPage) == 1
-    assert world.done(Fetch) == (tier == "storage")
-
-
-def test_the_source_of_a_partial_hit_is_held_until_it_is_copied_and_not_leased() -> None:
-    world = World(config(page_size=4, device_pages=5, host_pages=0))
-    world.run(words(0, 8))
-    request = world.arrive([*words(0, 7), 99])
-    world.want(request)
-
-    (copy,) = world.ops(CopyPage)
-    other = world.arrive(words(100, 12))
-    blocked = world.want(other)
-    world.finish(copy)
-
-    assert isinstance(blocked, Wait)
-    assert isinstance(world.want(other), Grant)
-    assert world.where(words(0, 8)) == ["1", ""]
-
-
-def test_a_copy_that_failed_takes_the_partial_hit_back() -> None:
-    world = World(config(page_size=4))
-    world.run(words(0, 8))
-    request = world.arrive([*words(0, 7), 99])
-    world.want(request)
-
-    world.fail(world.ops(CopyPage)[0])
-
-    assert (request.num_revoked, request.num_computed, len(request.slots)) == (1, 4, 1)
-    assert world.compute(request, 4)
-    world.check_empty()
-
-
-def test_a_slot_that_is_being_copied_to_is_free_only_when_the_copy_has_ended() -> None:
-    world = World(config(page_size=4, device_pages=4, host_pages=0))
-    world.run(words(0, 8))
-    request = world.arrive([*words(0, 7), 99])
-    world.want(request)
-
-    world.release(request)
-
-    assert world.planner.usage()["device"] == 3
-    world.settle()
-    assert world.planner.usage()["device"] == 2
-
-
-def test_a_copy_for_a_request_that_is_gone_may_fail() -> None:
-    world = World(config(page_size=4))
-    world.run(words(0, 8))
-    request = world.arrive([*words(0, 7), 99])
-    world.want(request)
-    world.release(request)
-
-    world.fail(world.ops(CopyPage)[0])
-
-    assert world.done(Revoke) == 0
-    world.check_empty()
-
+from tests.planner_config import config, words
+from tests.planner_scenes import PROMPT, l2_world
+from tests.planner_world import NAMESPACE, OTHER_NAMESPACE, World
 
 # ---------------------------------------------------------------- room
 
@@ -370,6 +191,22 @@ def test_pages_behind_a_copy_on_its_way_wait_and_enter_when_it_is_there() -> Non
     world.check_empty()
 
 
+def test_pages_that_waited_for_a_copy_enter_at_release_at_the_latest() -> None:
+    world = World(config(has_storage=False))
+    computing = world.start(words(0, 10))
+    world.run(PROMPT)
+    world.run(words(100, 14))
+    loading = world.arrive(PROMPT)
+    world.want(loading)
+    world.compute(computing, 10)
+    world.settle()
+
+    world.release(computing)
+
+    assert world.where(words(0, 10)) == ["12"] * 4 + ["1"]
+    world.check_empty()
+
+
 def test_pages_that_still_wait_for_a_copy_are_freed_at_release() -> None:
     world = World(config(has_storage=False))
     computing = world.start(words(0, 10))
@@ -397,124 +234,6 @@ def test_committing_in_steps_keeps_one_node_and_joins_all_at_release() -> None:
 
     assert running == 3
     assert len(world.planner.nodes(NAMESPACE)) == 1
-
-
-# ---------------------------------------------------------------- failed loads
-
-
-def test_a_failed_load_is_computed_and_nothing_of_it_is_in_l1() -> None:
-    world = l2_world()
-    request = world.arrive(PROMPT)
-    world.want(request)
-
-    world.finish(world.ops(Load)[0], [True, False, True, True])
-
-    assert request.num_revoked == 1
-    assert (request.num_computed, len(request.slots)) == (2, 1)
-    assert world.where(PROMPT) == ["12", "2", "2", "2"]
-    assert world.count("loaded") == 1
-    assert world.count("failed", "load") == 3
-    assert world.compute(request, 7)
-    assert world.where(PROMPT) == ["12"] * 4
-    world.check_empty()
-
-
-def test_a_load_that_fails_from_its_first_page_on_leaves_nothing() -> None:
-    world = l2_world()
-    request = world.arrive(PROMPT)
-    world.want(request)
-
-    world.fail(world.ops(Load)[0])
-
-    assert (request.num_computed, len(request.slots)) == (0, 0)
-    assert world.where(PROMPT) == ["2"] * 4
-
-
-def test_a_failed_load_fails_what_others_load_below_it() -> None:
-    world = l2_world()
-    first = world.arrive(words(0, 5))
-    world.want(first)
-    second = world.arrive(PROMPT)
-    world.want(second)
-    upper, lower = world.ops(Load)
-
-    world.fail(upper)
-    assert (first.num_revoked, second.num_revoked) == (1, 1)
-    assert second.num_computed == 0
-    world.finish(lower)
-
-    assert world.where(PROMPT) == ["2"] * 4
-    world.check_empty()
-
-
-@pytest.mark.parametrize("is_good", [True, False])
-def test_a_load_counts_only_when_the_one_above_it_has_ended(is_good: bool) -> None:
-    world = l2_world()
-    first = world.arrive(words(0, 5))
-    world.want(first)
-    second = world.arrive(PROMPT)
-    world.want(second)
-    upper, lower = world.ops(Load)
-
-    world.finish(lower)
-    third = world.arrive(PROMPT)
-    world.want(third, 0)
-    assert third.loads == {upper}
-    world.finish(upper, [is_good, is_good])
-
-    assert world.where(PROMPT) == (["12"] * 4 if is_good else ["2"] * 4)
-    assert {r.num_revoked for r in (first, second, third)} == {0 if is_good else 1}
-    world.check_empty()
-
-
-def test_a_failed_load_for_a_request_that_is_gone_revokes_nobody() -> None:
-    world = l2_world()
-    request = world.arrive(PROMPT)
-    world.want(request)
-    world.release(request)
-
-    world.fail(world.ops(Load)[0])
-
-    assert world.done(Revoke) == 0
-    world.check_empty()
-
-
-def test_a_partial_copy_behind_a_failed_load_is_given_up_with_it() -> None:
-    world = World(config(page_size=4, device_pages=4, has_storage=False))
-    world.run(words(0, 8))
-    world.run(words(100, 16))
-    request = world.arrive([*words(0, 7), 99])
-    world.want(request)
-    (load,), (copy,) = world.ops(Load), world.ops(CopyPage)
-
-    world.fail(load)
-    world.fail(copy)
-
-    assert request.num_revoked == 1
-    assert world.compute(request, 8)
-    world.check_empty()
-
-
-# ---------------------------------------------------------------- load or recompute
-
-
-def test_pages_that_are_sooner_computed_are_not_loaded_until_the_link_is_tried_again() -> None:
-    world = l2_world()
-    world.step_s = 5.0
-    world.start(words(0, 3))  # a load of one page takes five seconds or more
-    world.step_s = 1.0
-    world.send(Measured(10, 1.0))
-
-    slow = world.start(PROMPT)
-    assert slow.hit == HitTokens(device=2)
-    assert ("recompute_cheaper", 3) in world.why(slow)
-    world.release(slow)
-    num_passed_over = 0
-    while (request := world.start(PROMPT)).hit.host == 0:
-        world.release(request)
-        num_passed_over += 1
-
-    assert 0 < num_passed_over < 20
 
 
 # ---------------------------------------------------------------- ending

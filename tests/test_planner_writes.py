@@ -1,18 +1,21 @@
 """Write policies: what is where after which event."""
 
+from typing import Unpack
+
 import pytest
 
 from hicache.actions import BackUp, Store
 from hicache.events import Flushed, StorageDown, StorageUp, Synced
 from hicache.planner import PlannerConfig
-from tests.planner_world import NAMESPACE, World, config, words
+from tests.planner_config import Settings, config, words
+from tests.planner_world import NAMESPACE, World
 
 PROMPT = words(0, 9)
 EVERYWHERE = ["123"] * 4
 
 
-def policy(name: str, **settings: int) -> PlannerConfig:
-    return config(write=name, **settings)
+def policy(name: str, **settings: Unpack[Settings]) -> PlannerConfig:
+    return config(settings, write=name)
 
 
 # ---------------------------------------------------------------- write_through
@@ -117,6 +120,21 @@ def test_a_write_waits_for_the_one_above_it_and_no_other() -> None:
 
     assert world.where(PROMPT) == EVERYWHERE
     assert world.where(words(100, 5)) == ["1"] * 2
+
+
+def test_room_for_a_copy_is_not_made_of_its_ancestors() -> None:
+    world = World(policy("write_through", host_pages=4))
+    world.send(StorageDown())
+    world.run(words(0, 4))
+    assert world.where(words(0, 4)) == ["12", "12"]
+    request = world.start([*words(0, 4), *words(50, 6)])
+
+    world.send(StorageUp())
+    world.compute(request, 6)
+    world.settle()
+
+    assert world.where(request.tokens)[:2] == ["123", "123"]
+    assert world.count("dropped", "host_full") == 3
 
 
 def test_pages_that_l2_has_no_room_for_are_dropped_and_counted() -> None:
@@ -290,7 +308,7 @@ def test_sync_stores_everything_whatever_the_policy() -> None:
     assert world.planner.is_written
 
     world.send(Synced())
-    assert not world.planner.is_written
+    assert world.ops(BackUp)
     world.settle()
 
     assert world.planner.is_written
@@ -299,8 +317,9 @@ def test_sync_stores_everything_whatever_the_policy() -> None:
 
 def test_sync_into_an_l2_that_is_too_small_and_without_l3_ends() -> None:
     world = World(policy("write_back", host_pages=3, has_storage=False))
-    world.run(PROMPT)
-    world.run(words(100, 9))
+    for end in (2, 4, 6, 8):
+        world.run([*words(0, end), *words(1000 * end, 2)])
+    assert len(world.planner.nodes(NAMESPACE)) == 7
 
     world.send(Synced())
     world.settle()

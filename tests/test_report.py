@@ -52,8 +52,15 @@ def test_the_file_has_the_machine_and_every_figure(tmp_path: Path) -> None:
     written = json.loads(path.read_text())
     assert written["machine"] == describe_machine()
     assert written["figures"] == [
-        {"name": "match", "value": 12.25, "unit": "µs", "limit": {"at_most": 25}, "spread": None},
-        {"name": "cores", "value": 2, "unit": "", "limit": None, "spread": None},
+        {
+            "name": "match",
+            "value": 12.25,
+            "unit": "µs",
+            "limit": 25,
+            "is_met": True,
+            "spread": None,
+        },
+        {"name": "cores", "value": 2, "unit": "", "limit": None, "is_met": True, "spread": None},
     ]
 
 

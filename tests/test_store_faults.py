@@ -75,6 +75,30 @@ def test_s5_a_kind_of_failure_is_logged_once_and_counted_always(
         assert world.store.stats().dropped == {"fetch_failed": 5}
 
 
+@pytest.mark.parametrize(
+    ("error", "has_traceback"),
+    [
+        (StorageError("no"), False),
+        (OSError(5, "Input/output error"), False),
+        (TimeoutError("slow"), False),
+        (ValueError("it broke"), True),
+        (AssertionError(), True),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
+)
+def test_only_a_failure_that_nobody_foresees_is_logged_with_its_traceback(
+    caplog: pytest.LogCaptureFixture, error: Exception, has_traceback: bool
+) -> None:
+    with World(config=PATIENT) as world, caplog.at_level(logging.WARNING, "hicache"):
+        world.backend.next("get", Fault(error=error))
+
+        world.fetch_pages(page_refs(1))
+
+    [record] = caplog.records
+    assert str(error) in record.getMessage()
+    assert (record.exc_info is not None) is has_traceback
+
+
 # ---------------------------------------------------------------- S5: lies
 
 

@@ -8,7 +8,7 @@ import pytest
 from hicache.events import Event, Finished, OpId, Probed
 from hicache.keys import PageKey
 from hicache.store.ledger import Ledger
-from hicache.store.operations import AWAITED, KINDS, Kind, Operation
+from hicache.store.operations import AWAITED, KINDS, MISSED, Kind, Operation
 from tests.ledgers import NOW, finish, ledger, operation, take
 
 # ---------------------------------------------------------------- operations and batches
@@ -195,7 +195,9 @@ def test_reads_are_no_writes() -> None:
 
 def test_wake_is_set_by_every_event() -> None:
     wake = threading.Event()
-    books = Ledger(16, max_batch=1, max_calls=1, max_queued=1, deadline_s=1, wake=wake)
+    books = Ledger(
+        16, max_batch=1, max_calls=1, max_queued=1, deadline_s=1, clock=lambda: NOW, wake=wake
+    )
     events: list[Event] = [Probed(OpId(1), ())]
 
     books.emit(events[0])
@@ -203,6 +205,33 @@ def test_wake_is_set_by_every_event() -> None:
     assert wake.is_set()
     assert books.drain() == events
     assert books.drain() == []
+
+
+def test_an_operation_says_how_long_it_took_by_the_clock_that_is_given() -> None:
+    now = NOW
+    books = Ledger(
+        64, max_batch=8, max_calls=1, max_queued=8, deadline_s=1, clock=lambda: now,
+        wake=threading.Event(),
+    )  # fmt: skip
+    books.submit(operation("fetch", 1, 1))
+    call = take(books)
+
+    now += 3.5
+    finish(books, call)
+
+    [event] = books.drain()
+    assert isinstance(event, Finished)
+    assert event.seconds == 3.5
+
+
+def test_what_is_not_there_is_a_miss_and_nothing_that_was_dropped() -> None:
+    books = ledger()
+    for number, kind in enumerate(("probe", "fetch"), start=1):
+        books.submit(operation(kind, 4, number))
+        books.finish(take(books), [True, False, False, True], MISSED)
+
+    assert books.num_missed == {"probe": 2, "fetch": 2}
+    assert books.num_dropped == {}
 
 
 # ---------------------------------------------------------------- check() finds what is wrong

@@ -5,13 +5,15 @@ Names that start with an id are the rows of the project's list of pitfalls.
 
 import pytest
 
-from hicache.keys import PageRef
+from hicache.errors import StorageError
+from hicache.keys import PageKey, PageRef
 from hicache.layout import KVLayout
 from hicache.namespace import Namespace
 from hicache.testing.faulty import Fault, Gate, flip, lose, truncate
 from tests.stores import (
     OTHER_NAMESPACE,
     PAGE_SIZE,
+    WAIT_S,
     World,
     content,
     namespace,
@@ -82,6 +84,8 @@ def test_r12_later_pages_are_hits_where_earlier_ones_are_missing() -> None:
         world.store_pages(pages[2:])
 
         assert world.fetch_pages(pages) == [False, False, True, True]
+        assert world.store.stats().missed == {"fetch": 2}
+        assert world.store.stats().dropped == {}
 
 
 NAMESPACES = {
@@ -123,6 +127,63 @@ def test_s8_a_page_with_the_same_key_and_other_tokens_is_a_miss() -> None:
 
         assert world.fetch_pages([page]) == [False]
         assert world.store.stats().num_corrupt_pages == 1
+
+
+def descriptor_is_stored(world: World, described: Namespace) -> bool:
+    return world.probe_keys([PageKey(described.digest)]) == [True]
+
+
+def store_one_page(world: World, into: Namespace, first_token: int = 0) -> None:
+    pages = page_refs(1, first_token=first_token, namespace=into.digest)
+    op = world.new_op()
+    world.fill(pages, [0])
+    world.store.store(op, into.digest, pages, slots(0))
+    assert world.finished(op).outcomes == (True,)
+
+
+def test_a_descriptor_that_failed_is_stored_with_the_next_store_of_its_namespace() -> None:
+    mine, other = namespace(), namespace(weights=b"other")
+    with World() as world:
+        world.backend.next("put", Fault(error=StorageError("no")))
+        world.store.describe(mine)
+        world.wait_until(lambda: world.store.stats().errors == {"describe_StorageError": 1})
+
+        store_one_page(world, other)
+        assert world.store.flush(WAIT_S)
+        assert not descriptor_is_stored(world, mine)
+
+        store_one_page(world, mine)
+        assert world.store.flush(WAIT_S)
+        assert descriptor_is_stored(world, mine)
+
+
+def test_a_descriptor_that_is_stored_is_not_stored_again() -> None:
+    mine = namespace()
+    with World() as world:
+        world.store.describe(mine)
+        assert world.store.flush(WAIT_S)
+        num_calls = world.backend.num_calls["put"]
+
+        for number in range(3):
+            store_one_page(world, mine, first_token=100 * number)
+        assert world.store.flush(WAIT_S)
+
+        assert world.backend.num_calls["put"] == num_calls + 3
+
+
+def test_only_so_many_descriptors_are_remembered() -> None:
+    first = namespace(weights=b"0")
+    with World(config={"breaker_failures": 10_000}) as world:
+        world.backend.always(Fault(error=StorageError("no")), "put")
+        for number in range(1025):
+            world.store.describe(namespace(weights=b"%d" % number))
+        assert world.store.flush(WAIT_S)
+        world.backend.heal()
+
+        store_one_page(world, first)
+        assert world.store.flush(WAIT_S)
+
+        assert not descriptor_is_stored(world, first)
 
 
 def test_two_namespaces_can_share_a_batch() -> None:

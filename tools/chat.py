@@ -15,7 +15,7 @@ from hicache.errors import HiCacheError, InputError
 
 HELP = "/new begins a new chat, /quit ends"
 
-TEMPERATURE, TOP_P = 0.2, 0.9
+DEFAULT_TEMPERATURE, TOP_P = 0.2, 0.9
 """What keeps also a small model to the point."""
 
 TIMEOUT = httpx.Timeout(10.0, read=None)
@@ -50,9 +50,11 @@ class ChatClient:
         model: str | None = None,
         system: str | None = None,
         max_tokens: int | None = None,
+        temperature: float = DEFAULT_TEMPERATURE,
     ) -> None:
         """Find the server; raise ``InputError`` in one line where there is none."""
         self._max_tokens = max_tokens
+        self._temperature = temperature
         self.url = url.rstrip("/")
         self._http = httpx.Client(timeout=TIMEOUT)
         self._system = system
@@ -91,7 +93,7 @@ class ChatClient:
             "model": self.model,
             "messages": messages,
             "max_tokens": self._max_tokens,
-            "temperature": TEMPERATURE,
+            "temperature": self._temperature,
             "top_p": TOP_P,
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -127,9 +129,15 @@ class ChatClient:
             raise InputError(f"{self.url}: it does not answer as a server of models") from None
 
 
-def run(url: str, model: str | None, system: str | None) -> int:
+def run(
+    url: str,
+    model: str | None,
+    system: str | None,
+    max_tokens: int | None = None,
+    temperature: float = DEFAULT_TEMPERATURE,
+) -> int:
     """Chat on the terminal; return the exit code."""
-    client = ChatClient(url, model, system)
+    client = ChatClient(url, model, system, max_tokens, temperature)
     try:
         _say(f"{client.model} at {client.url}; {HELP}")
         while (text := _read()) is not None:

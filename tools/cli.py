@@ -79,11 +79,16 @@ def _options(
 
 
 @app.command()
-def demo(json: Json = None) -> int:
-    """Watch the cache at work: a chat that outgrows L1, evicts, reloads and restarts."""
+def demo(
+    json: Json = None,
+    keep: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep the store there, not nowhere.")
+    ] = None,
+) -> int:
+    """Watch the cache at work: chats that outgrow L1, are evicted, reloaded, and restarted."""
     from hicache.tools import demo
 
-    return demo.run(json)
+    return demo.run(json, keep=keep)
 
 
 @app.command()
@@ -103,7 +108,8 @@ def serve(
 ) -> int:
     """Serve a model over HTTP, as OpenAI's and SGLang's clients expect it."""
     flags = {"engine.model": model, "server.host": host, "server.port": port}
-    loaded = load(config, overrides={**assignments(settings or ()), **flags})
+    given = {name: flag for name, flag in flags.items() if flag is not None}
+    loaded = load(config, overrides={**assignments(settings or ()), **given})
 
     from hicache.tools import serve
 
@@ -126,11 +132,17 @@ def chat(
     url: Annotated[str, typer.Option(help="Where the server is.")] = "http://127.0.0.1:8000",
     model: Annotated[str | None, typer.Option(help="Default: the server's first.")] = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Longest answer. Default: as the server says.")
+    ] = None,
+    temperature: Annotated[
+        float, typer.Option(min=0, max=2, help="0 always takes the likeliest token.")
+    ] = 0.2,
 ) -> int:
     """Chat with a server, and see after each turn which tier its tokens came from."""
     from hicache.tools import chat
 
-    return chat.run(url, model, system)
+    return chat.run(url, model, system, max_tokens, temperature)
 
 
 # ---------------------------------------------------------------- bench

@@ -17,8 +17,6 @@ from rich.table import Table
 from hicache import machine
 from hicache.errors import InputError
 
-SIGNS = {"at_most": "≤", "at_least": "≥"}
-
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -29,6 +27,7 @@ class Figure:
     unit: str
     at_most: float | None = None
     at_least: float | None = None
+    """Its bar, in the same unit; one of the two at most."""
     spread: tuple[float, float] | None = None
     """The least and the most of the repetitions, where there were several."""
 
@@ -39,10 +38,16 @@ class Figure:
         return is_low_enough and (self.at_least is None or self.value >= self.at_least)
 
     @property
-    def bar(self) -> dict[str, float] | None:
-        """The bar as it is written to a file."""
-        bars = {"at_most": self.at_most, "at_least": self.at_least}
-        return {name: value for name, value in bars.items() if value is not None} or None
+    def limit(self) -> float | None:
+        """What the value is held to: at most this, or at least this."""
+        return self.at_least if self.at_most is None else self.at_most
+
+    @property
+    def bar(self) -> str:
+        """The bar as it is shown."""
+        if self.limit is None:
+            return ""
+        return f"{'≥' if self.at_most is None else '≤'} {show(self.limit)}"
 
 
 @dataclass(slots=True)
@@ -82,7 +87,8 @@ class Figures:
                 "name": figure.name,
                 "value": figure.value,
                 "unit": figure.unit,
-                "limit": figure.bar,
+                "limit": figure.limit,
+                "is_met": figure.is_met,
                 "spread": figure.spread,
             }
             for figure in self.figures
@@ -97,14 +103,12 @@ class Figures:
         table.add_column("")
         table.add_column("spread", justify="right")
         for figure in self.figures:
-            met = "" if figure.bar is None else "met" if figure.is_met else "[bold]missed[/bold]"
+            met = "" if figure.limit is None else "met" if figure.is_met else "[bold]missed[/bold]"
             table.add_row(
                 escape(figure.name),
                 show(figure.value),
                 escape(figure.unit),
-                " ".join(
-                    f"{SIGNS[name]} {show(value)}" for name, value in (figure.bar or {}).items()
-                ),
+                figure.bar,
                 met,
                 "" if figure.spread is None else " to ".join(show(end) for end in figure.spread),
             )

@@ -5,7 +5,8 @@ Five calls and ``poll``: ``match``, ``prefetch``, ``acquire``, ``commit``, ``rel
 ``Transfer``, storage to ``PageStore``, and what comes back from them is told in ``poll``. Nothing
 here decides anything, and nothing here waits, but ``flush``, ``sync`` and ``close``.
 
-All calls come from one thread, the engine's step thread, but for ``stats`` and ``explain``.
+All calls come from one thread, the engine's step thread, but for ``wake``, ``stats`` and
+``explain``.
 """
 
 import time
@@ -135,12 +136,8 @@ class HiCache:
         Changes nothing. O(nodes on the path) plus one memcmp of the tokens.
         """
         tiers = self._planner.match(namespace, tokens)
-        page_size = self.page_size
-        return HitTokens(
-            tiers.device * page_size,
-            (tiers.host - tiers.device) * page_size,
-            (tiers.storage - tiers.host) * page_size,
-        )
+        device, host = tiers.device * self.page_size, tiers.host * self.page_size
+        return HitTokens(device, host - device, tiers.storage * self.page_size - host)
 
     def prefetch(
         self,
@@ -220,6 +217,10 @@ class HiCache:
         self._wake.wait(timeout_s)
         self._wake.clear()
 
+    def wake(self) -> None:
+        """End a ``wait_for_progress`` at once, or the next one."""
+        self._wake.set()
+
     # ------------------------------------------------------------ what operators call
 
     def sync(self, timeout_s: float) -> bool:
@@ -275,16 +276,16 @@ class HiCache:
         """Return what the cache uses, in a few lines for people."""
         return self._parts.describe()
 
-    def close(self, timeout_s: float = 30.0) -> None:
-        """Write down what is dirty, as far as the time allows, and end all threads."""
+    def close(self, timeout_s: float = 30.0) -> bool:
+        """Write down what is dirty in time and end all threads; False where storage hangs."""
         if self._is_closed:
-            return
+            return True
         self._is_closed = True
         end = time.monotonic() + timeout_s
         for request in list(self._requests):
             self.release(request)
         self.sync(timeout_s)
-        self._parts.close(max(0.1, end - time.monotonic()))
+        return self._parts.close(max(0.1, end - time.monotonic()))
 
     def check(self) -> None:
         """Assert the invariants of the planner, and that leases agree with it. For tests."""

@@ -9,17 +9,21 @@ from hicache.config import CacheConfig, StorageConfig, cache_directory
 from hicache.errors import ConfigError
 from hicache.eviction import POLICIES as RANKS
 from hicache.layout import KVLayout
-from hicache.machine import free_disk_nbytes
+from hicache.machine import free_disk_nbytes, used_disk_nbytes
 from hicache.planner import Planner, PlannerConfig
 from hicache.plugins import make_backend
 from hicache.pools import CudaRegistrar, DevicePool, HostPool, num_device_pages, num_host_pages
 from hicache.prefetch import BestEffort, PrefetchPolicy, Timeout, WaitComplete
 from hicache.sizes import Size
+from hicache.storage import StorageBackend
 from hicache.store import PageStore
 from hicache.transfer import Transfer, open_transfer
 from hicache.writing import POLICIES as WRITING
 
 MAX_AUTO_STORE_NBYTES = 64 * 10**9
+
+FULL_DISK_NBYTES = 16 * 2**20
+"""A budget below this means that the disk is full."""
 
 
 @dataclass(slots=True)
@@ -37,12 +41,16 @@ class Parts:
     store_path: Path | None = None
     store_nbytes: int | None = None
 
-    def close(self, timeout_s: float) -> None:
-        """End the copies and the storage, then give the memory back."""
+    def close(self, timeout_s: float) -> bool:
+        """End the copies and the storage, then give the memory back.
+
+        False where a call of storage hangs: its thread stays, and so does L2, which it may write.
+        """
         is_closed = self.store is None or self.store.close(timeout_s)
         self.transfer.close()
-        if is_closed:  # else a call that hangs may still write to the host pool
+        if is_closed:
             self.host.close()
+        return is_closed
 
     def describe(self) -> list[str]:
         """Return what is used, in a few lines for people."""
@@ -75,17 +83,17 @@ def open_parts(
     layout: KVLayout, config: CacheConfig, device: str, clock: Callable[[], float]
 ) -> Parts:
     """Reserve the pools and open storage; raise ``ConfigError`` or ``StorageError``."""
+    if config.page_size != layout.page_size:
+        raise ConfigError(
+            f"cache.page_size: {config.page_size} tokens, but the layout has pages of "
+            f"{layout.page_size}"
+        )
     host_pages = num_host_pages(config.host.size, layout)
     store_nbytes = path = backend = None
     if host_pages and config.storage.backend != "none":
         path = _store_path(config.storage)
         store_nbytes = _store_nbytes(config.storage, layout, path)
-        backend = make_backend(
-            config.storage.backend,
-            config.storage.options,
-            path=path,
-            budget_nbytes=store_nbytes,
-        )
+        backend = _backend(config.storage, path, store_nbytes)
     device_pool = DevicePool(layout, num_device_pages(config.device.size, layout, device), device)
     host_pool = HostPool(layout, host_pages, CudaRegistrar() if device_pool.is_cuda else None)
     store = None
@@ -138,10 +146,22 @@ def _store_path(config: StorageConfig) -> Path:
 def _store_nbytes(config: StorageConfig, layout: KVLayout, path: Path) -> int:
     if config.size == "none":
         raise ConfigError("cache.storage.size: to have no storage, set cache.storage.backend")
-    free = free_disk_nbytes(path)
     if config.size == "auto":
-        return min(free // 2, MAX_AUTO_STORE_NBYTES)
+        # Counting what the store has already: else every restart would throw half of it away.
+        return min((free_disk_nbytes(path) + used_disk_nbytes(path)) // 2, MAX_AUTO_STORE_NBYTES)
     return Size.parse(config.size).nbytes(layout.page_size, layout.page_nbytes)
+
+
+def _backend(config: StorageConfig, path: Path, budget_nbytes: int) -> StorageBackend:
+    try:
+        return make_backend(config.backend, config.options, path=path, budget_nbytes=budget_nbytes)
+    except ConfigError as error:
+        if config.size == "auto" and budget_nbytes < FULL_DISK_NBYTES:
+            raise ConfigError(
+                f"{error}; cache.storage.size = auto makes it {budget_nbytes / 2**20:.1f} MiB, "
+                "half of what its disk has left"
+            ) from None
+        raise
 
 
 def _tier(layout: KVLayout, num_pages: int) -> str:

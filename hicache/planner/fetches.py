@@ -191,6 +191,7 @@ class Fetches:
                 (start - first) * KEY_NBYTES : (num_pages - first) * KEY_NBYTES
             ]
             self._books.refresh(child)
+            self._books.refresh(node)
         while node.start >= first and not node.is_root:
             if not node.storing:
                 node.stored = node.num_pages

@@ -94,9 +94,6 @@ class Granting:
             host = device
         node = tree.locate(request.prefix[: host * tree.page_nbytes])
         assert node.end == host
-        for part in node.path():
-            if part.device.incoming and part.device.num_pages < part.num_pages:
-                tree.split(part, part.device.num_pages)  # the rest comes with another load
         partial = None if is_too_slow else _partial(request, host)
         return _Hit(node.path(), device, host, partial, is_too_slow)
 
@@ -141,8 +138,9 @@ class Granting:
         source, used = array("i"), 0
         for node in path:
             first = len(node.device.slots)
-            if first == node.num_pages or node.device.incoming:
+            if node.device.num_pages == node.num_pages:
                 continue
+            assert not node.device.incoming  # a load brings a node whole
             count = node.num_pages - first
             source += node.host.slots[first:]
             books.hold(node, "host", op)
@@ -169,9 +167,8 @@ class Granting:
             node.last_used = now
             node.uses += 1
             node.priority = max(node.priority, request.priority)
-            if node.last_user != request.id:
-                node.last_user = request.id
-                node.users += 1
+            node.last_user = request.id
+            node.users += 1
             self._writes.mark(node)
             if node.stored and books.is_storage_up and now - node.touched >= interval:
                 node.touched = now

@@ -52,8 +52,7 @@ def find_missing(request: Request) -> Missing:
         stored = min(node.stored, matched)
         if at_hand < stored:
             missing.add(node.start + at_hand, node.start + stored)
-        if max(stored, at_hand) < matched:
-            return missing
+        assert max(stored, at_hand) == matched
     _add_partial(request, match, missing)
     return missing
 

@@ -43,10 +43,14 @@ class Operators:
             nodes.extend(node.children.values())
         keys: list[PageKey] = []
         for node in reversed(nodes):
+            at_hand = max(node.device.num_pages, node.host.num_pages)
+            if node.storing or (node.children and at_hand < node.num_pages):
+                continue  # it is being stored, or leads to what is in use
             keys += [node.key(index) for index in range(node.stored)]
-            if not node.children:  # else something below is needed, and this leads to it
-                if not node.storing:
-                    node.stored = 0
+            node.stored = 0
+            if node.children:
+                self._books.refresh(node)
+            else:
                 self._room.forget(node)
         if keys:
             self._books.actions.append(Delete(keys))

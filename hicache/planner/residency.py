@@ -127,11 +127,9 @@ class Residency:
         while len(self.belief_order) > self.config.max_beliefs:
             node = self.belief_order.first()
             assert node is not None
-            if self._is_belief(node):
-                node.stored = 0
-                self.settle(node, "storage")
-            else:
-                self.belief_order.discard(node)  # it has got children since
+            assert self._is_belief(node)
+            node.stored = 0
+            self.settle(node, "storage")
 
     def merge_up(self, node: Node) -> None:
         """Join a node with the neighbours above it that differ in nothing; it stays, they go."""

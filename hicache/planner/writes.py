@@ -82,10 +82,9 @@ class Writes:
                 books.facts.append(Fact("failed", "host", "back_up", expected - good))
             elif op.is_forced or self._config.writing.is_due_when_demoted(node):
                 (self._retry if op.is_retry else self._dirty)[node] = None
-            if node.parent is not None:
-                books.settle(node, "host")
-                if op in books.demotions and good == expected:
-                    self._demoted(node)
+            books.settle(node, "host")
+            if op in books.demotions and good == expected:
+                self._demoted(node)
 
     def stored(self, op: Operation, outcomes: list[bool], is_returned: bool) -> None:
         """Believe what was stored; the holds end when the backend has let go of the pages."""
@@ -120,12 +119,11 @@ class Writes:
         device = node.device
         if node.leases or device.holds or device.children or device.incoming:
             return
-        num_pages = len(device.slots)
-        if 0 < num_pages <= len(node.host.slots):
-            self._room.trim_device(node, num_pages, "demoted", "room")
-            if len(node.children) == 1:
-                (child,) = node.children.values()
-                self._books.merge_up(child)
+        assert len(device.slots) <= len(node.host.slots)
+        self._room.trim_device(node, len(device.slots), "demoted", "room")
+        if len(node.children) == 1:
+            (child,) = node.children.values()
+            self._books.merge_up(child)
 
     # ------------------------------------------------------------ parts
 

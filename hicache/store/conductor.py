@@ -14,7 +14,7 @@ from typing import TypeVarTuple
 
 from hicache.codec import PageCodec
 from hicache.config import StorageConfig
-from hicache.errors import StorageFull
+from hicache.errors import HiCacheError, StorageFull
 from hicache.events import ChainFound, StorageDown, StorageUp
 from hicache.keys import NamespaceDigest, PageKey
 from hicache.storage import StorageBackend, StorageStats
@@ -22,7 +22,7 @@ from hicache.store.breaker import Breaker
 from hicache.store.calls import Caller
 from hicache.store.ledger import Ledger
 from hicache.store.loop import LoopThread
-from hicache.store.operations import AWAITED, KINDS, Call, Kind, Operation
+from hicache.store.operations import AWAITED, KINDS, MISSED, Call, Kind, Operation
 from hicache.store.restart import Chains
 
 log = logging.getLogger(__name__)
@@ -193,7 +193,7 @@ class Conductor:
         outcomes, reason = [False] * call.num_keys, "failed"
         try:
             outcomes = await self.caller.perform(call)
-            reason = "missed" if call.kind in ("probe", "fetch") else "refused"
+            reason = MISSED if call.kind in ("probe", "fetch") else "refused"
         except BaseException as error:  # noqa: BLE001  a third party's, and L3 must go on
             if not call.is_given_up:
                 self._failed(call.kind, error)
@@ -232,9 +232,10 @@ class Conductor:
         kind = (what, type(error).__name__)
         self.num_errors[kind] += 1
         if self.num_errors[kind] == 1:
+            is_foreseen = isinstance(error, HiCacheError | OSError)  # their text says it all
             log.warning(
                 "storage: %s failed: %s: %s (further ones of this kind are only counted)",
-                *kind, error, exc_info=error,
+                *kind, error, exc_info=None if is_foreseen else error,
             )  # fmt: skip
 
     # ------------------------------------------------------------ a full store

@@ -25,6 +25,8 @@ class StoreStats:
     written_nbytes: int
     dropped: Mapping[str, int]
     """Keys that came to nothing, by ``<kind>_<reason>``, as ``store_queue_full``."""
+    missed: Mapping[Kind, int]
+    """Keys that storage answered for and did not have, or had damaged, by kind."""
     errors: Mapping[str, int]
     """Calls that failed, by ``<kind>_<error>``."""
     num_retries: int

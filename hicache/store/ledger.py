@@ -1,8 +1,8 @@
 """Which operation waits for what, which pages are lent, and what has happened: the book-keeping.
 
-Pure: no backend, no loop, no clock of its own. One lock guards it all, so that the step thread
-submits, cancels and drains while the loop thread takes and finishes calls, and so that a deadline
-is kept even where a backend blocks the loop.
+Pure: no backend, no loop, and its only clock is the one that it is given. One lock guards it all,
+so that the step thread submits, cancels and drains while the loop thread takes and finishes calls,
+and so that a deadline is kept even where a backend blocks the loop.
 
 A call ends twice at most: when its deadline passes (``give_up``: its pages are resolved, and stay
 lent) and when it has really returned (``finish``).
@@ -19,12 +19,11 @@ Invariants, asserted by ``check``:
 """
 
 import threading
-import time
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from hicache.events import Event, Finished, OpId, Probed, Returned
-from hicache.store.operations import AWAITED, KINDS, Call, Kind, Lane, Operation, Part
+from hicache.store.operations import AWAITED, KINDS, MISSED, Call, Kind, Lane, Operation, Part
 
 _READS: tuple[Kind, ...] = ("probe", "fetch")
 _READ_SHARE, _WRITE_SHARE, _SHARES = 3, 1, 32
@@ -47,6 +46,7 @@ class Ledger:
         max_calls: int,
         max_queued: int,
         deadline_s: float,
+        clock: Callable[[], float],
         wake: threading.Event,
     ) -> None:
         self._lock = threading.RLock()
@@ -58,6 +58,7 @@ class Ledger:
         self._outbox: list[Event] = []
         self._num_queued: Counter[Kind] = Counter()
         self._num_dropped: Counter[tuple[Kind, str]] = Counter()
+        self._num_missed: Counter[Kind] = Counter()
         self._expired: list[Call] = []
         self._refusals: dict[Kind, list[str]] = {kind: [] for kind in KINDS}
         self._is_paused = False
@@ -65,6 +66,7 @@ class Ledger:
         self._max_calls = max_calls
         self._max_queued = max_queued
         self._deadline_s = deadline_s
+        self._clock = clock
         self._wake = wake
 
     # ------------------------------------------------------------ operations
@@ -77,6 +79,7 @@ class Ledger:
         kind, length = operation.kind, len(operation.keys)
         with self._lock:
             operation.outcomes = [False] * length
+            operation.asked = self._clock()
             if operation.op is not None:
                 assert operation.op not in self._awaited
                 self._awaited[operation.op] = operation
@@ -234,9 +237,15 @@ class Ledger:
 
     @property
     def num_dropped(self) -> dict[tuple[Kind, str], int]:
-        """Keys that came to nothing, by kind and reason."""
+        """Keys that came to nothing, by kind and reason; misses are not among them."""
         with self._lock:
             return dict(self._num_dropped)
+
+    @property
+    def num_missed(self) -> dict[Kind, int]:
+        """Keys that storage was asked for and did not have, by kind."""
+        with self._lock:
+            return dict(self._num_missed)
 
     @property
     def num_lent(self) -> int:
@@ -335,7 +344,9 @@ class Ledger:
     def _resolve(self, operation: Operation, length: int, reason: str, num_good: int = 0) -> None:
         """Settle ``length`` more keys of an operation, and end it when they were the last."""
         operation.num_resolved += length
-        if length > num_good:
+        if length > num_good and reason == MISSED:
+            self._num_missed[operation.kind] += length - num_good
+        elif length > num_good:
             self._num_dropped[operation.kind, reason] += length - num_good
         if operation.num_resolved < len(operation.keys):
             return
@@ -354,7 +365,7 @@ class Ledger:
         is_returned = not operation.num_calls
         if is_returned:
             del self._awaited[operation.op]
-        seconds = time.monotonic() - operation.asked
+        seconds = self._clock() - operation.asked
         self.emit(Finished(operation.op, outcomes, is_returned, seconds=seconds))
 
     def _give_back(self, operation: Operation) -> None:

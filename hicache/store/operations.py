@@ -5,7 +5,6 @@ is one call to the backend, for keys of one or more operations of one kind. A *l
 direction of traffic.
 """
 
-import time
 from array import array
 from collections import deque
 from collections.abc import Sequence
@@ -20,6 +19,9 @@ Kind = Literal["probe", "fetch", "store", "delete", "touch", "describe"]
 AWAITED: tuple[Kind, ...] = ("probe", "fetch", "store")
 """Kinds that somebody waits for."""
 KINDS: tuple[Kind, ...] = (*AWAITED, "delete", "touch", "describe")
+
+MISSED = "missed"
+"""The reason of keys that a call asked for and storage did not have: no failure."""
 
 
 @dataclass(eq=False, slots=True)
@@ -45,8 +47,8 @@ class Operation:
     num_calls: int = 0
     """Calls with keys of it that have not returned."""
     is_finished: bool = False
-    asked: float = field(default_factory=time.monotonic)
-    """When it was asked for. Real time: it tells what storage costs, and no test decides by it."""
+    asked: float = 0.0
+    """When it was submitted."""
 
     @property
     def num_queued(self) -> int:

@@ -29,6 +29,8 @@ _STALL_S = 1.0
 """A deadline that the loop has missed by this much means that a backend blocks it."""
 _CHAIN_PAGES = 512
 """Pages of scanned chains that one ``drain`` gives, about: the rest comes with the next."""
+_MAX_DESCRIPTORS = 1024
+"""Namespaces whose descriptor is remembered until it is known to be stored."""
 _CLOSE_S = 1.0
 """What closing the backend may take beyond the time that the stores were given."""
 
@@ -68,8 +70,11 @@ class PageStore:
             max_calls=config.concurrency,
             max_queued=config.queue_pages,
             deadline_s=config.deadline_s,
+            clock=clock,
             wake=self.wake,
         )
+        self._descriptors: dict[NamespaceDigest, Operation] = {}
+        """The last try at each descriptor that is not known to be stored."""
         self._conductor = Conductor(
             backend, self._codec, memory, self._ledger, config, clock=clock, wake=self.wake
         )
@@ -120,6 +125,7 @@ class PageStore:
         Ends with ``Finished``. What does not fit into the queue is dropped.
         """
         self._check_slots(pages, source)
+        self._describe_again(namespace)
         keys = [page.key for page in pages]
         self._submit(Operation("store", keys, op, namespace, pages, source))
 
@@ -136,10 +142,13 @@ class PageStore:
         self._ledger.cancel(op)
 
     def describe(self, namespace: Namespace) -> None:
-        """Put down what a namespace is, under its digest."""
+        """Put down what a namespace is, under its digest.
+
+        Where that fails it is tried again with the next store of the namespace.
+        """
         digest = namespace.digest
         record = encode_namespace(digest, namespace.descriptor, time.time_ns() // 1000)
-        self._submit(Operation("describe", [PageKey(digest)], record=record))
+        self._describe(digest, record)
 
     def scan(self, namespace: NamespaceDigest) -> None:
         """Look for the pages of a namespace, in the background.
@@ -213,6 +222,7 @@ class PageStore:
             read_nbytes=counts["read_nbytes"],
             written_nbytes=counts["written_nbytes"],
             dropped={"_".join(key): count for key, count in self._ledger.num_dropped.items()},
+            missed=self._ledger.num_missed,
             errors={"_".join(key): count for key, count in conductor.num_errors.copy().items()},
             num_retries=counts["retries"],
             num_calls=conductor.num_calls.copy(),
@@ -240,6 +250,21 @@ class PageStore:
     def _submit(self, operation: Operation) -> None:
         if self._ledger.submit(operation):
             self._conductor.pump()
+
+    def _describe(self, digest: NamespaceDigest, record: Sequence[bytes]) -> None:
+        operation = Operation("describe", [PageKey(digest)], record=record)
+        self._descriptors[digest] = operation
+        if len(self._descriptors) > _MAX_DESCRIPTORS:
+            del self._descriptors[next(iter(self._descriptors))]
+        self._submit(operation)
+
+    def _describe_again(self, digest: NamespaceDigest) -> None:
+        """Try a descriptor again that failed; forget the one that is there."""
+        last = self._descriptors.get(digest)
+        if last is not None and last.is_finished:
+            del self._descriptors[digest]
+            if last.outcomes != [True]:
+                self._describe(digest, last.record)
 
     def _watch(self) -> None:
         """Keep deadlines where the loop does not, since a backend blocks it."""

@@ -6,13 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from hicache.cache import Polled
+from hicache.actions import Refuse, Wait
+from hicache.cache import Lease, Polled
 from hicache.engine.engine import Engine, EngineClosed, QueueFull
 from hicache.engine.llm import LLM
 from hicache.engine.model import LoadedModel
 from hicache.engine.outputs import SamplingParams
 from hicache.engine.uncached import PrivatePages
 from hicache.errors import ConfigError, InputError
+from hicache.events import RequestId
+from hicache.layout import KVLayout
 from tests.engine.kit import GREEDY, greedy_reference, make_engine, prompt, settings, tokens_of
 
 ENDLESS = SamplingParams(temperature=0, max_tokens=10_000, ignore_eos=True)
@@ -51,6 +54,51 @@ def test_many_threads_get_their_own_texts(engine: Engine, llama: LoadedModel) ->
     for seed in range(8):
         assert found[seed] == greedy_reference(llama, prompt(10 + seed, seed), 16)
     assert everything_is_free(engine)
+
+
+class SleepyPages(PrivatePages):
+    """Grants nothing until it is told to, and sleeps until it is woken."""
+
+    def __init__(self, layout: KVLayout, num_pages: int, device: str = "cpu") -> None:
+        super().__init__(layout, num_pages, device)
+        self.sleeps = threading.Event()
+        self.is_granting = False
+        self._is_woken = threading.Event()
+
+    def acquire(self, request: RequestId, num_tokens_ahead: int) -> Lease | Wait | Refuse:
+        """Have the request wait for storage that does not come."""
+        if self.is_granting:
+            return super().acquire(request, num_tokens_ahead)
+        return Wait(request, "fetching")
+
+    def wait_for_progress(self, timeout_s: float) -> None:
+        """Sleep however long it takes."""
+        self.sleeps.set()
+        assert self._is_woken.wait(60), "nobody wakes it"
+        self._is_woken.clear()
+
+    def wake(self) -> None:
+        """End the sleep."""
+        self._is_woken.set()
+
+
+def test_whoever_comes_or_goes_wakes_an_engine_whose_requests_all_wait(llama: LoadedModel) -> None:
+    with make_engine(llama, SleepyPages.open) as engine:
+        cache = engine.cache
+        assert isinstance(cache, SleepyPages)
+        waiting = engine.submit(prompt(20), GREEDY)
+        assert cache.sleeps.wait(60)
+
+        waiting.abort()
+        assert [output.finish_reason for output in waiting] == ["abort"]
+
+        waiting = engine.submit(prompt(20), GREEDY)
+        cache.sleeps.clear()
+        cache.wake()
+        assert cache.sleeps.wait(60)
+        cache.is_granting = True
+        assert tokens_of(engine, prompt(10, 1)) == greedy_reference(llama, prompt(10, 1), 16)
+        assert len(list(waiting)) > 0
 
 
 def test_outputs_can_be_read_from_an_event_loop(engine: Engine, llama: LoadedModel) -> None:

@@ -160,7 +160,6 @@ def test_an_encoder_is_refused(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"attention": "flashinfer"}, "engine.attention: flashinfer cannot be used yet"),
         ({"device": "tpu"}, "engine.device: 'tpu' is no device"),
         ({"device": "meta"}, "engine.device: meta: only cpu and cuda"),
         ({"device": "cuda:99"}, "engine.device: cuda:99: there is no such CUDA device"),

@@ -64,7 +64,8 @@ def test_a_signal_lets_what_runs_finish_and_ends_well(llama: LoadedModel) -> Non
 
     assert "data: [DONE]" in rest
     assert running.returncode == 0, messages
-    assert any("tiny-llama" in line for line in lines)
+    assert lines[0] == f"loading {llama.directory} ...\n"
+    assert any("tiny-llama" in line for line in lines[1:])
     assert any(line.startswith("L1 device ") for line in lines)
     assert "Traceback" not in messages
 
@@ -84,6 +85,42 @@ def test_what_does_not_finish_in_time_is_aborted(llama: LoadedModel) -> None:
             _, messages = running.communicate(timeout=60)
 
     assert running.returncode == 0, messages
+    assert "Traceback" not in messages
+
+
+HANGING_BACKEND = """
+import asyncio, sys, threading
+
+from hicache.backends.memory import MemoryBackend
+
+
+class HangingBackend(MemoryBackend):
+    async def put(self, items):
+        print("the disk hangs", file=sys.stderr, flush=True)
+        await asyncio.to_thread(threading.Event().wait)
+"""
+
+
+@pytest.mark.slow
+def test_a_disk_that_hangs_does_not_keep_the_process(
+    llama: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hanging.py").write_text(HANGING_BACKEND)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    storage = ("cache.storage.backend=hanging:HangingBackend", "server.shutdown_s=2")
+    with process(llama.directory, *storage) as running:
+        url, _ = until_it_listens(running)
+        body = {"prompt": list(range(3, 60)), "max_tokens": 2, "ignore_eos": True}
+        answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+        assert running.stderr is not None
+        assert running.stderr.readline() == "the disk hangs\n"
+
+        running.send_signal(signal.SIGTERM)
+        _, messages = running.communicate(timeout=60)
+
+    assert answer.status_code == 200
+    assert running.returncode == 1
+    assert messages.rstrip().endswith("a call of storage hangs: ending without it")
     assert "Traceback" not in messages
 
 
