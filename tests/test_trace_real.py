@@ -18,6 +18,7 @@ def read(name: str) -> tuple[str, Summary]:
     return trace.info.format, summary
 
 
+@pytest.mark.slow
 def test_the_mooncake_conversations_are_those_of_the_oracle() -> None:
     name = "mooncake_conversation_trace.jsonl.gz"
     trace = open_trace(real_trace(name))
@@ -39,6 +40,7 @@ def test_the_mooncake_conversations_are_those_of_the_oracle() -> None:
     assert round(summary.token_optimum, 4) == oracle["other_denominators_at_inf"]["tokens"]
 
 
+@pytest.mark.slow
 def test_the_ids_of_the_mooncake_conversations_are_chained_already() -> None:
     path = real_trace("mooncake_conversation_trace.jsonl.gz")
     last = -1
