@@ -61,7 +61,11 @@ class StorageBackend(ABC):
     is_shared: ClassVar[bool] = False
     """Whether other machines read and write the same records."""
     evicts_itself: ClassVar[bool] = False
-    """Whether it keeps to the budget that ``create`` gave it. Else nothing does."""
+    """Whether it keeps to the budget that ``create`` gave it. Else nothing does.
+
+    The simple way: add up bytes in ``put`` and ``delete``, and evict there; ``stats`` only reads
+    the sum, and does not walk the records.
+    """
     max_batch: ClassVar[int] = 128
     """Keys a call, at most."""
     alignment: ClassVar[int] = 1

@@ -193,7 +193,7 @@ class Reader:
             assert isinstance(answer, Wait), answer
             self.cache.wait_for_progress(0.05)
             self.cache.poll()
-        raise AssertionError(f"never granted: {answer}")
+        raise AssertionError("never granted")
 
     def compute(self, num_tokens: int | None = None) -> bool:
         """Check what is reused, compute the next tokens and commit; False after a failed load."""

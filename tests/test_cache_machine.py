@@ -6,13 +6,20 @@ import pytest
 import torch
 
 from hicache.cache import HiCache
-from hicache.config import CacheConfig, DeviceConfig, HostConfig, StorageConfig
+from hicache.config import (
+    CacheConfig,
+    DeviceConfig,
+    HostConfig,
+    PrefetchPolicyName,
+    StorageConfig,
+    WritePolicyName,
+)
 from hicache.keys import PageKey
 from hicache.testing.transfers import FakeTransfer
 from tests.cache_world import LAYOUT, FakeStore, Reader, parts
 
-PREFETCH = ("best_effort", "wait_complete", "timeout")
-WRITES = ("write_through", "write_through_selective", "write_back")
+PREFETCH: tuple[PrefetchPolicyName, ...] = ("best_effort", "wait_complete", "timeout")
+WRITES: tuple[WritePolicyName, ...] = ("write_through", "write_through_selective", "write_back")
 
 
 class Chaos:

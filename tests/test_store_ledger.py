@@ -226,7 +226,8 @@ def test_an_operation_says_how_long_it_took_by_the_clock_that_is_given() -> None
 
 def test_what_is_not_there_is_a_miss_and_nothing_that_was_dropped() -> None:
     books = ledger()
-    for number, kind in enumerate(("probe", "fetch"), start=1):
+    kinds: tuple[Kind, ...] = ("probe", "fetch")
+    for number, kind in enumerate(kinds, start=1):
         books.submit(operation(kind, 4, number))
         books.finish(take(books), [True, False, False, True], MISSED)
 

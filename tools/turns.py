@@ -1,4 +1,4 @@
-"""Single requests to an engine, one at a time, and what each of them cost."""
+"""Requests to an engine, and what each of them cost."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,6 +37,14 @@ class Turn:
 def greedy(num_tokens: int, *, to_the_end: bool = True) -> SamplingParams:
     """Return how to choose: always the best token, ``num_tokens`` of them if ``to_the_end``."""
     return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=to_the_end)
+
+
+def take_turns(
+    engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams
+) -> list[Turn]:
+    """Run requests all at once, and wait for the end of the last."""
+    generations = [engine.submit(prompt_ids, params) for prompt_ids in prompts]
+    return [Turn.of(Completion.of(generation)) for generation in generations]
 
 
 def take_turn(engine: Engine, prompt_ids: Sequence[int], params: SamplingParams) -> Turn:

@@ -16,6 +16,7 @@ Several processes may have a store open, one ``LmdbBackend`` each.
 """
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -35,6 +36,8 @@ from hicache.keys import PageKey
 from hicache.storage import BackendOptions, StorageBackend, StorageStats
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 _SCAN_BATCH = 512
 _MOST_READERS = 4
@@ -157,7 +160,9 @@ class LmdbBackend(StorageBackend):
         try:
             with storage_errors(self._path):
                 return call()
-        except IndexLost:
+        except IndexLost as error:
+            if not self._is_lost:
+                logger.warning("%s; opening it anew", error)
             self._is_lost = True
             raise
 

@@ -69,7 +69,7 @@ class SleepyPages(PrivatePages):
         """Have the request wait for storage that does not come."""
         if self.is_granting:
             return super().acquire(request, num_tokens_ahead)
-        return Wait(request, "fetching")
+        return Wait(request, "storage")
 
     def wait_for_progress(self, timeout_s: float) -> None:
         """Sleep however long it takes."""

@@ -10,8 +10,10 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from hicache.cache import Lease
 from hicache.engine.engine import Engine
 from hicache.engine.model import LoadedModel
+from hicache.engine.uncached import PrivatePages
 from tests.engine.kit import GREEDY, GatedPages, make_engine, prompt, serving
 
 CHAT = [{"role": "user", "content": "What is the capital of France?"}]
@@ -303,19 +305,28 @@ def test_a_client_that_leaves_before_the_first_token_frees_what_it_held(
 # ---------------------------------------------------------------- failures
 
 
+class FailingPages(PrivatePages):
+    """Pages of which a request that asks for a fifth gets an error."""
+
+    def extend(self, lease: Lease, num_pages: int) -> bool:
+        """Raise for more than four."""
+        if num_pages > 4:
+            raise RuntimeError("the fifth page is broken")
+        return super().extend(lease, num_pages)
+
+
 def test_a_failed_step_is_an_error_of_the_server(llama: LoadedModel) -> None:
-    with make_engine(llama, cache__device__size="8p") as engine, serving(engine) as url:
-        body = {"prompt": [3] * 8, "max_tokens": 900, "ignore_eos": True}
+    with make_engine(llama, FailingPages.open) as engine, serving(engine) as url:
+        body = {"prompt": [3] * 8, "max_tokens": 100, "ignore_eos": True}
         with httpx.Client(base_url=url, timeout=60) as http:
-            # 8 + 900 tokens are more than its 64.
             whole = http.post("/v1/completions", json=body)
             stream = http.post("/v1/completions", json=body | {"stream": True})
             after = http.post("/v1/completions", json={"prompt": "a", "max_tokens": 2})
 
     assert whole.status_code == 500
-    assert "L1 has 8" in whole.json()["error"]["message"]
+    assert "the fifth page is broken" in whole.json()["error"]["message"]
     *_, last = events(stream.text)
-    assert "L1 has 8" in last["error"]["message"]  # type: ignore[index]
+    assert "the fifth page is broken" in last["error"]["message"]  # type: ignore[index]
     assert after.status_code == 200
 
 
