@@ -36,7 +36,7 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out == f"{hicache.__version__}\n"
 
 
-@pytest.mark.parametrize("argv", [[], ["bench"], ["backends"]])
+@pytest.mark.parametrize("argv", [[], ["bench"], ["backends"], ["trace"]])
 def test_a_command_without_its_command_shows_help_and_could_not_run(
     capsys: pytest.CaptureFixture[str], argv: list[str]
 ) -> None:

@@ -16,6 +16,7 @@ from typer.exceptions import TyperException
 import hicache
 from hicache.config import load
 from hicache.errors import ConfigError, HiCacheError
+from hicache.tools.traces import command as trace_command
 
 ENGINE = ("fastapi", "jinja2", "safetensors", "torch", "transformers", "uvicorn")
 """What the extra ``engine`` installs, and only those need who run a model."""
@@ -30,6 +31,7 @@ bench = typer.Typer(help="Measure, and hold the figures to their bars.", no_args
 backends = typer.Typer(help="Look at storage backends.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 app.add_typer(backends, name="backends")
+app.add_typer(trace_command.app, name="trace")
 
 Json = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Write the figures to this file too.")
