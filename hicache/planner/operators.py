@@ -43,7 +43,7 @@ class Operators:
             nodes.extend(node.children.values())
         keys: list[PageKey] = []
         for node in reversed(nodes):
-            keys += [node.key(index) for index in range(node.stored)]
+            keys += node.leading_keys(node.stored)
             if not node.children:  # else something below is needed, and this leads to it
                 if not node.storing:
                     node.stored = 0
