@@ -16,6 +16,7 @@ from typer.exceptions import TyperException
 import hicache
 from hicache.config import load
 from hicache.errors import ConfigError, HiCacheError
+from hicache.tools.replay.options import replay
 
 ENGINE = ("fastapi", "jinja2", "safetensors", "torch", "transformers", "uvicorn")
 """What the extra ``engine`` installs, and only those need who run a model."""
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 bench = typer.Typer(help="Measure, and hold the figures to their bars.", no_args_is_help=True)
 backends = typer.Typer(help="Look at storage backends.", no_args_is_help=True)
+app.command()(replay)
 app.add_typer(bench, name="bench")
 app.add_typer(backends, name="backends")
 
