@@ -17,6 +17,7 @@ import hicache
 from hicache.config import load
 from hicache.errors import ConfigError, HiCacheError
 from hicache.tools.replay.options import replay
+from hicache.tools.traces import command as trace_command
 
 ENGINE = ("fastapi", "jinja2", "safetensors", "torch", "transformers", "uvicorn")
 """What the extra ``engine`` installs, and only those need who run a model."""
@@ -32,6 +33,7 @@ backends = typer.Typer(help="Look at storage backends.", no_args_is_help=True)
 app.command()(replay)
 app.add_typer(bench, name="bench")
 app.add_typer(backends, name="backends")
+app.add_typer(trace_command.app, name="trace")
 
 Json = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Write the figures to this file too.")

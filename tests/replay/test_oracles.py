@@ -38,7 +38,7 @@ def rates(replayed: Replayed) -> dict[str, dict[str, float]]:
 def test_one_tier_with_lru_hits_what_the_oracle_says(index: int) -> None:
     expected = oracle()["one_tier_block_hit_rate"]["lru_leaf_only"][index]
 
-    replayed = run(CAPACITIES[index].replace("000", "000p", 1) if index else "inf")
+    replayed = run(f"{CAPACITIES[index]}p" if index else "inf")
 
     assert round(rates(replayed)["blocks"]["total"], 4) == expected
 

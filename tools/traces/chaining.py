@@ -8,6 +8,7 @@ one than before (a hash of the block alone) is there a step in Python.
 
 from array import array
 from collections.abc import Hashable, Sequence
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -158,6 +159,6 @@ def _num_leading(is_so: npt.NDArray[np.bool_]) -> int:
 
 def _numbers(hashes: Sequence[object]) -> npt.NDArray[np.int64] | None:
     try:
-        return np.frombuffer(array("q", hashes), np.int64)  # type: ignore[arg-type]
+        return np.frombuffer(array("q", cast("Sequence[int]", hashes)), np.int64)
     except (TypeError, OverflowError):
         return None

@@ -14,7 +14,7 @@ import json
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from hicache.tools.traces.converting import Format, Options, has, num_blocks_of
 from hicache.tools.traces.errors import BadRecord
@@ -71,7 +71,7 @@ class NormalForm(Format):
         if len(ids) != num_blocks:
             raise BadRecord(f"blocks: {num_tokens} tokens are {num_blocks}, found {len(ids)}")
         try:
-            blocks = array("i", ids)  # type: ignore[arg-type]
+            blocks = array("i", cast("list[int]", ids))
         except (TypeError, OverflowError) as error:
             raise BadRecord(f"blocks: {error}") from None
         if blocks and min(blocks) < 0:

@@ -4,18 +4,19 @@ Plain, gzip or xz; one JSON value a line, one JSON array of them, JSON values th
 lines, or lines of CSV. It knows nothing of what a record means.
 """
 
+import codecs
 import gzip
 import io
 import json
 import lzma
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import IO, cast
+from typing import cast
 
 from pydantic_core import from_json
 
@@ -28,6 +29,7 @@ MAX_VALUE_CHARS = 1 << 27
 
 MESSAGE_LIST = re.compile(rb'\s*\[\s*\{\s*"(role|content|from|value|name|tool_calls)"')
 SPACE = re.compile(r"[\s,]*")
+JSON = json.JSONDecoder()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class Source:
         self._path = Path(path)
         self._is_used = False
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Generator[Record]:
         """Give the records, one at a time; ``InputError`` where the file cannot be read."""
         if self.is_stdin and self._is_used:
             raise InputError("stdin: it can be read only once")
@@ -64,22 +66,27 @@ class Source:
 
     @contextmanager
     def _opened(self) -> Iterator[io.BufferedReader]:
-        raw = sys.stdin.buffer if self.is_stdin else self._path.open("rb")
+        raw = sys.stdin.buffer if self.is_stdin else self._path.open("rb", buffering=0)
+        packed = io.BufferedReader(cast("io.RawIOBase", raw), HEAD_NBYTES)
         try:
-            packed = io.BufferedReader(cast("io.RawIOBase", raw), HEAD_NBYTES)
-            yield io.BufferedReader(cast("io.RawIOBase", _unpacked(packed)), HEAD_NBYTES)
+            yield _unpacked(packed)
         finally:
+            # Closing it would close stdin too, which is not ours.
+            packed.detach()
             if not self.is_stdin:
                 raw.close()
 
 
-def _unpacked(packed: io.BufferedReader) -> IO[bytes]:
+def _unpacked(packed: "io.BufferedReader[io.RawIOBase]") -> io.BufferedReader:
     head = packed.peek(6)
+    unpacked: io.BufferedIOBase
     if head.startswith(b"\x1f\x8b"):
-        return cast("IO[bytes]", gzip.GzipFile(fileobj=packed))
-    if head.startswith(b"\xfd7zXZ\x00"):
-        return cast("IO[bytes]", lzma.LZMAFile(packed))
-    return packed
+        unpacked = gzip.GzipFile(fileobj=packed)
+    elif head.startswith(b"\xfd7zXZ\x00"):
+        unpacked = lzma.LZMAFile(packed)  # noqa: SIM115
+    else:
+        return packed
+    return io.BufferedReader(cast("io.RawIOBase", unpacked), HEAD_NBYTES)
 
 
 def _records(stream: io.BufferedReader, name: str) -> Iterator[Record]:
@@ -89,9 +96,8 @@ def _records(stream: io.BufferedReader, name: str) -> Iterator[Record]:
         return _values(stream, name, is_array=True)
     if re.match(rb"\{\s*\n", start):
         return _values(stream, name, is_array=False)
-    if start.startswith((b"{", b"[")):
-        return _lines(stream)
-    return _csv_lines(stream)
+    # A first line that is no JSON may be one that is malformed.
+    return _lines(stream) if b"{" in head or start.startswith(b"[") else _csv_lines(stream)
 
 
 def _lines(stream: io.BufferedReader) -> Iterator[Record]:
@@ -114,38 +120,61 @@ def _csv_lines(stream: io.BufferedReader) -> Iterator[Record]:
 
 def _values(stream: io.BufferedReader, name: str, *, is_array: bool) -> Iterator[Record]:
     """Give JSON values that lie one behind the other, holding little more than one of them."""
-    reader = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="replace")
-    decoder = json.JSONDecoder()
-    buffer, position, line, wanted = "", 0, 1, HEAD_NBYTES
-    is_open = is_array
-    while True:
-        end = _after_space(buffer, position)
-        if is_open and end < len(buffer):
-            end, is_open = _after_space(buffer, end + 1), False
-        line += buffer.count("\n", position, end)
-        position = end
-        try:
-            if position == len(buffer):
-                raise json.JSONDecodeError("more", buffer, position)
-            if is_array and buffer[position] == "]":
-                return
-            value, end = decoder.raw_decode(buffer, position)
-        except json.JSONDecodeError as error:
-            more = reader.read(wanted) if len(buffer) - position < MAX_VALUE_CHARS else ""
-            if not more and position == len(buffer) and not is_array:
-                return
-            if not more:
-                what = f"{name}:{line}: is not JSON from here on"
-                raise InputError(f"{what}: {error.msg}" if error.msg != "more" else what) from None
-            buffer, position = buffer[position:] + more, 0
-            wanted = max(HEAD_NBYTES, len(buffer))
-            continue
-        yield Record(line, value)
-        line += buffer.count("\n", position, end)
-        position = end
+    unread = Unread(stream, name)
+    if is_array:
+        unread.skip(1)
+    while (next_char := unread.next_char()) != ("]" if is_array else ""):
+        if not next_char:
+            raise InputError(f"{name}:{unread.line}: the file ends within an array")
+        line = unread.line
+        yield Record(line, unread.value())
 
 
-def _after_space(buffer: str, position: int) -> int:
-    found = SPACE.match(buffer, position)
-    assert found is not None  # it matches nothing, too
-    return found.end()
+class Unread:
+    """What is left of a text of JSON values."""
+
+    def __init__(self, stream: io.BufferedReader, name: str) -> None:
+        self.line = 1
+        self._stream = stream
+        self._name = name
+        self._decode = codecs.getincrementaldecoder("utf-8-sig")("replace").decode
+        self._buffer = ""
+        self._position = 0
+
+    def next_char(self) -> str:
+        """Return what comes after space and commas; nothing at the end."""
+        while True:
+            space = SPACE.match(self._buffer, self._position)
+            self._advance(space.end() if space else self._position)
+            if self._position < len(self._buffer) or not self._fill():
+                return self._buffer[self._position : self._position + 1]
+
+    def skip(self, num_chars: int) -> None:
+        """Pass over characters after space."""
+        self.next_char()
+        self._advance(self._position + num_chars)
+
+    def value(self) -> object:
+        """Return the value that begins here; ``InputError`` if none does."""
+        while True:
+            try:
+                value, end = JSON.raw_decode(self._buffer, self._position)
+            except json.JSONDecodeError as error:
+                if not self._fill():
+                    what = f"{self._name}:{self.line}: is not JSON from here on"
+                    raise InputError(f"{what}: {error.msg}") from None
+            else:
+                self._advance(end)
+                return cast("object", value)
+
+    def _advance(self, end: int) -> None:
+        self.line += self._buffer.count("\n", self._position, end)
+        self._position = end
+
+    def _fill(self) -> bool:
+        """Read as much again as there is; false at the end, and where a value is endless."""
+        left = len(self._buffer) - self._position
+        data = self._stream.read(max(HEAD_NBYTES, left)) if left < MAX_VALUE_CHARS else b""
+        self._buffer = self._buffer[self._position :] + self._decode(data, final=not data)
+        self._position = 0
+        return bool(data)
