@@ -75,7 +75,9 @@ class Engine:
             if self._is_sequential:
                 self._run_until(math.inf)
         self._run_until(math.inf)
-        assert not (self._waiting or self._running or self._held_back)
+        assert not self._waiting
+        assert not self._running
+        assert not self._held_back
 
     def _run_until(self, time_s: float) -> None:
         """Let happen what happens before ``time_s``; nothing is left to do if that is infinite."""

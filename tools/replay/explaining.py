@@ -25,7 +25,8 @@ def explain(replayed: Replayed, number: int) -> list[str]:
     """
     job = next((job for job in replayed.workload.jobs if job.number == number), None)
     if job is None:
-        raise InputError(f"--explain {number}: the trace has {len(replayed.workload.jobs)} requests")
+        num_requests = len(replayed.workload.jobs)
+        raise InputError(f"--explain {number}: the trace has {num_requests} requests")
     outcome, size = replayed.tally.outcomes[job.index], replayed.workload.page_size
     lines = [
         f"request {number} of session {job.session}: {job.num_input_tokens:,} tokens in "

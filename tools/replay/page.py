@@ -1,6 +1,6 @@
 """A report as one HTML file that needs nothing else: tables, and plots as inline SVG."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ MAX_OVER_TIME = 12
 """Runs whose hit rate over time is drawn."""
 
 
-def write_page(path: Path, trace: Described, runs: list[Described]) -> None:
+def write_page(path: Path, trace: Described, runs: Sequence[Described]) -> None:
     """Write the page; raise ``InputError`` if that fails."""
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8><title>hicache replay</title>",
@@ -45,15 +45,15 @@ def write_page(path: Path, trace: Described, runs: list[Described]) -> None:
         raise InputError(f"{path}: {error.strerror}") from None
 
 
-def _summary(runs: list[Described]) -> str:
+def _summary(runs: Sequence[Described]) -> str:
     rows = [
         "<table><tr><th>run<th>L1<th>L2<th>L3<th>blocks<th>tokens<th>infinite<th>MIN"
         "<th>TTFT p50<th>p99<th>stored B/token"
     ]
     for run in runs:
         blocks, optimum = run["hit_rate"]["blocks"], run["optimum"]
-        shares = [blocks["device"], blocks["host"], blocks["storage"], blocks["total"],
-                  run["hit_rate"]["tokens"]["total"], optimum["infinite"], optimum["min"]]  # fmt: skip
+        shares = [blocks[tier] for tier in ("device", "host", "storage", "total")]
+        shares += [run["hit_rate"]["tokens"]["total"], optimum["infinite"], optimum["min"]]
         cells = ["" if share is None else f"{100 * share:.2f} %" for share in shares]
         cells += [f"{run['ttft_s']['p50']:.2f} s", f"{run['ttft_s']['p99']:.2f} s"]
         cells.append(f"{run['storage_bytes_per_prompt_token']:,.0f}")
@@ -61,7 +61,7 @@ def _summary(runs: list[Described]) -> str:
     return "\n".join([*rows, "</table>"])
 
 
-def _over_time(run: Described, runs: list[Described]) -> Plot:
+def _over_time(run: Described, runs: Sequence[Described]) -> Plot:
     lines = [
         Line(name, [(point["time_s"], point[tier]) for point in run["over_time"]])
         for tier, name in _TIERS.items()
@@ -69,7 +69,7 @@ def _over_time(run: Described, runs: list[Described]) -> Plot:
     return Plot(f"Hit rate by tier over time: {label(run, runs)}", "seconds", lines, True)
 
 
-def _over_capacity(runs: list[Described]) -> list[Plot]:
+def _over_capacity(runs: Sequence[Described]) -> list[Plot]:
     """One plot for each tier whose size varies: a line for each choice of everything else."""
     plots = []
     for tier, name in _TIERS.items():
@@ -102,7 +102,7 @@ def _capacity_gb(run: Described, tier: str) -> float | None:
     return None if num_pages is None else num_pages * config["page_nbytes"] / 1e9
 
 
-def _others(run: Described, runs: list[Described], size_name: str) -> str:
+def _others(run: Described, runs: Sequence[Described], size_name: str) -> str:
     """Return what tells runs apart, but for the size of one tier."""
     words = label(run, runs).split(" ")
     return " ".join(word for word in words if not word.startswith(f"{size_name}=")) or "all tiers"

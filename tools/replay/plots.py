@@ -44,7 +44,8 @@ class Plot:
             f"{escape(self.title)}</text>",
             *frame.axes(self.x_name),
         ]
-        below: Sequence[tuple[float, float]] = [(x, 0.0) for x, _ in lines[0].points] if lines else []
+        below: Sequence[tuple[float, float]]
+        below = [(x, 0.0) for line in lines[:1] for x, _ in line.points]
         for number, line in enumerate(lines):
             colour = COLOURS[number % len(COLOURS)]
             if self.is_stacked:

@@ -49,9 +49,7 @@ def replay(workload: Workload, settings: Settings, sharing: Sharing | None = Non
     )  # fmt: skip
 
 
-def open_world(
-    workload: Workload, settings: Settings, sharing: Sharing
-) -> tuple[World, Tally]:
+def open_world(workload: Workload, settings: Settings, sharing: Sharing) -> tuple[World, Tally]:
     """Return an empty world of these settings, and what counts for it."""
     jobs = workload.jobs
     tally = Tally(sharing.seen, [job.num_pages for job in jobs], [Outcome() for _ in jobs])

@@ -86,7 +86,7 @@ class Settings:
     def with_value(self, name: str, text: str) -> "Settings":
         """Return these settings with one of them changed, as a sweep names it."""
         if name in ("l1_gb", "l2_gb", "l3_gb"):
-            return replace(self, **{name[:2]: f"{text}GB"})
+            return self.with_value(name[:2], f"{text}GB")
         texts = ("l1", "l2", "l3", "eviction", "host_eviction", "write", "prefetch")
         changed: dict[str, Any]
         if name in texts:

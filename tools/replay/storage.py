@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from hicache.keys import PageKey, PageRef
 
+
 class VirtualStore:
     """Keys of records, the one used longest ago first; of a chain, its tail first."""
 

@@ -1,7 +1,7 @@
 """A report on the terminal, and as a CSV file."""
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ Described = Mapping[str, Any]
 """A trace or a run as ``report`` describes it."""
 
 
-def print_report(console: Console, trace: Described, runs: list[Described]) -> None:
+def print_report(console: Console, trace: Described, runs: Sequence[Described]) -> None:
     """Print a table of all runs, and what else there is to say of one."""
     console.print(
         f"[bold]{escape(str(trace['format']))}[/bold]: {trace['num_requests']:,} requests, "
@@ -36,7 +36,7 @@ def print_report(console: Console, trace: Described, runs: list[Described]) -> N
     )
 
 
-def write_csv(path: Path, runs: list[Described]) -> None:
+def write_csv(path: Path, runs: Sequence[Described]) -> None:
     """Write one line a run; raise ``InputError`` if that fails."""
     rows = [_flat("", run) for run in runs]
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -49,7 +49,7 @@ def write_csv(path: Path, runs: list[Described]) -> None:
         raise InputError(f"{path}: {error.strerror}") from None
 
 
-def label(run: Described, runs: list[Described]) -> str:
+def label(run: Described, runs: Sequence[Described]) -> str:
     """Return what tells a run from the others, in a few words."""
     configs = [cast(Described, other["config"]) for other in runs]
     shown = ("l1", "l2", "l3", "eviction", "write", "prefetch", "page_size", "concurrency",
@@ -61,7 +61,7 @@ def label(run: Described, runs: list[Described]) -> str:
     return " ".join(f"{name}={config[name]}" for name in names or ("l1", "l2", "l3"))
 
 
-def _table(runs: list[Described]) -> Table:
+def _table(runs: Sequence[Described]) -> Table:
     table = Table(title="Hit rate, %", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("run", overflow="fold")
     for name in ("L1", "L2", "L3", "blocks", "tokens", "infinite", "MIN", "TTFT p50", "p99"):
