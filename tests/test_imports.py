@@ -33,13 +33,16 @@ def loaded_by(statement: str) -> list[str]:
         "hicache.backends.file",
         "hicache.backends.lmdb",
         "hicache.backends.memory",
+        "hicache.tools.replay.command",
     ],
 )
 def test_a_module_brings_in_no_gpu_stack(module: str) -> None:
     assert loaded_by(f"import {module}") == []
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["bench", "--help"], ["backends", "list"]])
+@pytest.mark.parametrize(
+    "argv", [["--help"], ["bench", "--help"], ["replay", "--help"], ["backends", "list"]]
+)
 def test_a_command_that_runs_no_model_brings_in_no_gpu_stack(argv: list[str]) -> None:
     assert loaded_by(f"from hicache.tools.cli import main; assert main({argv}) == 0") == []
 
