@@ -33,6 +33,7 @@ def loaded_by(statement: str) -> list[str]:
         "hicache.backends.file",
         "hicache.backends.lmdb",
         "hicache.backends.memory",
+        "hicache.tools.replay.command",
     ],
 )
 def test_a_module_brings_in_no_gpu_stack(module: str) -> None:
@@ -45,6 +46,7 @@ def test_a_module_brings_in_no_gpu_stack(module: str) -> None:
         ["--help"],
         ["bench", "--help"],
         ["backends", "list"],
+        ["replay", "--help"],
         ["trace", "generate", "chat", "--sessions", "1"],
     ],
 )

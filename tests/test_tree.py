@@ -298,3 +298,10 @@ def test_refs_say_what_proves_a_page(tree: HiRadixTree) -> None:
     assert [ref.parent for ref in refs] == [NAMESPACE, one, two, three]
     assert [ref.number for ref in refs] == [0, 1, 2, 3]
     assert [ref.tokens for ref in refs] == [packed(1), packed(2), packed(3), packed(4)]
+
+
+def test_leading_keys_are_those_of_the_first_pages(pairs: HiRadixTree) -> None:
+    leaf = insert(pairs, packed(1, 2, 3, 4, 5, 6))
+
+    assert leaf.leading_keys(0) == []
+    assert leaf.leading_keys(2) == chain(NAMESPACE, packed(1, 2, 3, 4), 8)

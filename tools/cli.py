@@ -16,6 +16,7 @@ from typer.exceptions import TyperException
 import hicache
 from hicache.config import load
 from hicache.errors import ConfigError, HiCacheError
+from hicache.tools.replay.options import replay
 from hicache.tools.traces import command as trace_command
 
 ENGINE = ("fastapi", "jinja2", "safetensors", "torch", "transformers", "uvicorn")
@@ -29,6 +30,7 @@ app = typer.Typer(
 )
 bench = typer.Typer(help="Measure, and hold the figures to their bars.", no_args_is_help=True)
 backends = typer.Typer(help="Look at storage backends.", no_args_is_help=True)
+app.command()(replay)
 app.add_typer(bench, name="bench")
 app.add_typer(backends, name="backends")
 app.add_typer(trace_command.app, name="trace")

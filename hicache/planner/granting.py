@@ -172,7 +172,7 @@ class Granting:
             self._writes.mark(node)
             if node.stored and books.is_storage_up and now - node.touched >= interval:
                 node.touched = now
-                keys += [node.key(index) for index in range(node.stored)]
+                keys += node.leading_keys(node.stored)
             books.refresh(node)
         if keys:
             books.actions.append(Touch(request.tree.namespace, keys))

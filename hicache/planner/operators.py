@@ -46,7 +46,7 @@ class Operators:
             at_hand = max(node.device.num_pages, node.host.num_pages)
             if node.storing or (node.children and at_hand < node.num_pages):
                 continue  # it is being stored, or leads to what is in use
-            keys += [node.key(index) for index in range(node.stored)]
+            keys += node.leading_keys(node.stored)
             node.stored = 0
             if node.children:
                 self._books.refresh(node)

@@ -262,8 +262,9 @@ class Residency:
 
     def unclaim(self, node: Node, claim: Claim) -> None:
         """Take a claim off a node, unless it still covers it."""
-        if not claim.covers(node):
-            node.claims = tuple(other for other in node.claims if other is not claim)
+        if claim in node.claims and not claim.covers(node):
+            index = node.claims.index(claim)  # many may wait below one system prompt
+            node.claims = node.claims[:index] + node.claims[index + 1 :]
         self._free_if_detached(node)
         self.refresh(node)
 

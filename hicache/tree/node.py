@@ -150,6 +150,15 @@ class Node:
             self._complete_keys()
         return PageKey(self.keys[index * KEY_NBYTES : (index + 1) * KEY_NBYTES])
 
+    def leading_keys(self, num_pages: int) -> list[PageKey]:
+        """Return the keys of the first pages, where all of them are known or can be computed."""
+        if num_pages:
+            self.key(num_pages - 1)
+        return [
+            PageKey(self.keys[start : start + KEY_NBYTES])
+            for start in range(0, num_pages * KEY_NBYTES, KEY_NBYTES)
+        ]
+
     def refs(self, first: int, last: int) -> list[PageRef]:
         """Return what identifies the pages ``first`` to ``last - 1`` of this node."""
         parent = self.parent_key() if first == 0 else self.key(first - 1)

@@ -1,0 +1,1 @@
+"""Replays, against numbers that were worked out elsewhere, and against the server."""

@@ -1,0 +1,95 @@
+"""One replay: a workload and settings in, a result out. Deterministic."""
+
+import math
+from dataclasses import dataclass
+
+from hicache.planner import PlannerConfig
+from hicache.sizes import Size
+from hicache.tools.replay.engine import Engine
+from hicache.tools.replay.optimum import Sharing, belady, find_sharing
+from hicache.tools.replay.settings import Hops, Settings, parse_size, prefetching, rank, writing
+from hicache.tools.replay.storage import VirtualStore
+from hicache.tools.replay.tally import Outcome, Tally
+from hicache.tools.replay.workload import Workload
+from hicache.tools.replay.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What came out of one run, request by request and in all."""
+
+    settings: Settings
+    workload: Workload
+    sharing: Sharing
+    tally: Tally
+    num_device_pages: int
+    num_host_pages: int
+    num_storage_pages: float
+    page_nbytes: int
+    num_evicted_records: int
+    """Pages that left storage because it was full."""
+    min_hits: list[int] | None
+    """Pages that each request hits under Belady's MIN of all tiers together, if asked for."""
+
+
+def replay(workload: Workload, settings: Settings, sharing: Sharing | None = None) -> Replayed:
+    """Replay a workload. ``sharing`` is that of the workload, if it is known already."""
+    settings.check()
+    sharing = sharing or find_sharing(workload.jobs)
+    world, tally = open_world(workload, settings, sharing)
+    Engine(settings, world, tally).run(workload.jobs)
+    config = world.planner.config
+    storage = _num_pages(settings.l3, workload.page_size, config.page_nbytes, math.inf)
+    min_hits = None
+    if settings.has_min:
+        min_hits = belady(sharing, config.device_pages + config.host_pages + storage)
+    return Replayed(
+        settings, workload, sharing, tally, config.device_pages, config.host_pages, storage,
+        config.page_nbytes, world.store.num_evicted, min_hits,
+    )  # fmt: skip
+
+
+def open_world(workload: Workload, settings: Settings, sharing: Sharing) -> tuple[World, Tally]:
+    """Return an empty world of these settings, and what counts for it."""
+    jobs = workload.jobs
+    tally = Tally(sharing.seen, [job.num_pages for job in jobs], [Outcome() for _ in jobs])
+    page_nbytes = workload.page_size * settings.token_nbytes
+    config = planner_config(workload, settings, sharing)
+    records = _num_pages(settings.l3, workload.page_size, page_nbytes, math.inf)
+    hops = Hops() if settings.is_sequential else settings.hops
+    return World(config, hops, VirtualStore(records), tally), tally
+
+
+def planner_config(workload: Workload, settings: Settings, sharing: Sharing) -> PlannerConfig:
+    """Return what the planner is told: pages are pseudo-tokens, but their bytes are real."""
+    page_nbytes = workload.page_size * settings.token_nbytes
+    at_once = 1 if settings.is_sequential else settings.concurrency
+    ample = min(sharing.num_unique_pages + at_once * sharing.longest_pages, workload.num_pages) + 1
+    device = int(_num_pages(settings.l1, workload.page_size, page_nbytes, ample))
+    host = int(_num_pages(settings.l2, workload.page_size, page_nbytes, ample))
+    is_timed = math.isfinite(settings.prefill_tokens_per_s) and not settings.is_sequential
+    low_water = 0 if settings.is_sequential or not host else int(device * settings.low_water)
+    return PlannerConfig(
+        page_size=1,
+        page_nbytes=page_nbytes,
+        device_pages=device,
+        host_pages=host,
+        has_storage=host > 0 and parse_size(settings.l3) is not None,
+        device_rank=rank(settings.eviction),
+        host_rank=rank(settings.host_eviction or settings.eviction),
+        writing=writing(settings.write),
+        prefetch=prefetching(settings.prefetch),
+        low_water_pages=low_water,
+        # A store without end need not know what is used.
+        touch_interval_s=math.inf if settings.l3 == "inf" else 60.0,
+        prefill_tokens_per_s=(
+            settings.prefill_tokens_per_s / workload.page_size if is_timed else None
+        ),
+    )
+
+
+def _num_pages(text: str, page_size: int, page_nbytes: int, unlimited: float) -> float:
+    size = parse_size(text)
+    if size is None:
+        return 0
+    return size.num_pages(page_size, page_nbytes) if isinstance(size, Size) else unlimited
