@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 
 from hicache.eviction import POLICIES
-from hicache.tools import bench_keys, bench_storage, bench_transfer, bench_tree
+from hicache.tools import (
+    bench_chat,
+    bench_keys,
+    bench_overhead,
+    bench_reuse,
+    bench_storage,
+    bench_transfer,
+    bench_tree,
+)
+from tests.engine.tiny_models import tiny_model_dir
 
 pytestmark = pytest.mark.slow
 
@@ -75,3 +84,39 @@ def test_storage(tmp_path: Path, backend: str) -> None:
     limit = figures[f"storage.{backend}.360.read_warm"]["limit"]
     memcpy = figures[f"storage.{backend}.360.memcpy"]["value"]
     assert limit == (pytest.approx(0.45 * memcpy) if backend == "lmdb" else None)
+
+
+def test_chats(tmp_path: Path) -> None:
+    load = bench_chat.Load(
+        num_chats=8, num_rounds=4, system_tokens=48, new_tokens=24, answer_tokens=8
+    )
+
+    def run(path: Path, *, is_quick: bool) -> int:
+        return bench_chat.run(
+            path, model=str(tiny_model_dir(tmp_path, vocab_size=1024)), chats=load
+        )
+
+    figures = figures_of(run, tmp_path)
+
+    for tiers in ("l1", "l1l2", "l1l2l3"):
+        assert units(figures, f"chat.{tiers}.requests_per_s") == {"1/s"}
+        assert units(figures, f"chat.{tiers}.ttft_p50_s") == {"s"}
+    assert figures["chat.l1.hit_tokens.host"]["value"] == 0
+    assert figures["chat.l1l2.of_l1.computed_tokens"]["value"] < 1
+
+
+def test_reuse_and_overhead(tmp_path: Path) -> None:
+    model = str(tiny_model_dir(tmp_path, vocab_size=1024, max_position_embeddings=4096))
+
+    def reuse(path: Path, *, is_quick: bool) -> int:
+        return bench_reuse.run(path, is_quick=is_quick, model=model)
+
+    def overhead(path: Path, *, is_quick: bool) -> int:
+        return bench_overhead.run(path, is_quick=is_quick, model=model)
+
+    times = figures_of(reuse, tmp_path)
+    costs = figures_of(overhead, tmp_path)
+
+    tiers = ("none", "device", "host", "storage")
+    assert units(times, *(f"reuse.ttft.{tier}" for tier in tiers)) == {"s"}
+    assert 0 < costs["overhead.fraction"]["value"] < 1

@@ -125,12 +125,12 @@ def figures(sizes: Sizes, costs: dict[str, list[Cost]]) -> Figures:
     found.add(
         "overhead.fraction", median(shares), "", at_most=AT_MOST, spread=(min(shares), max(shares))
     )
-    _add(found, "  cache calls", "s", costs["on"], lambda cost: cost.cache_s)
-    _add(found, "  steps, processor", "s", costs["on"], lambda cost: cost.step_thread_s)
-    _add(found, "  steps, wall clock", "s", costs["on"], lambda cost: cost.step_s)
+    _add(found, "overhead.cache_calls", "s", costs["on"], lambda cost: cost.cache_s)
+    _add(found, "overhead.steps.process", "s", costs["on"], lambda cost: cost.step_thread_s)
+    _add(found, "overhead.steps.wall", "s", costs["on"], lambda cost: cost.step_s)
     for name, of_name in costs.items():
-        _add(found, f"  wall clock, cache {name}", "s", of_name, lambda cost: cost.wall_s)
-        _add(found, f"  process, cache {name}", "s", of_name, lambda cost: cost.process_s)
+        _add(found, f"overhead.wall.cache_{name}", "s", of_name, lambda cost: cost.wall_s)
+        _add(found, f"overhead.process.cache_{name}", "s", of_name, lambda cost: cost.process_s)
     return found
 
 

@@ -168,11 +168,11 @@ def figures(sizes: Sizes, measured: Measured) -> Figures:
     for tier in TIERS[1:]:
         ratio, *spread = measured.ratio("none", tier)
         bar = FASTER_THAN_COMPUTING if is_full and tier == "storage" else None
-        found.add(f"  none / {tier}", ratio, "", at_least=bar, spread=(spread[0], spread[1]))
+        found.add(f"reuse.none_of_{tier}", ratio, "", at_least=bar, spread=(spread[0], spread[1]))
     ratio, *spread = measured.ratio("storage", "device")
     bar = SLOWER_THAN_L1 if is_full else None
-    found.add("  storage / device", ratio, "", at_most=bar, spread=(spread[0], spread[1]))
-    found.add("  not waited for", measured.num_not_whole, "requests")
+    found.add("reuse.storage_of_device", ratio, "", at_most=bar, spread=(spread[0], spread[1]))
+    found.add("reuse.not_waited_for", measured.num_not_whole, "requests")
     return found
 
 
