@@ -93,7 +93,7 @@ def test_chats(tmp_path: Path) -> None:
 
     def run(path: Path, *, is_quick: bool) -> int:
         return bench_chat.run(
-            path, model=str(tiny_model_dir(tmp_path, vocab_size=1024)), chats=load
+            path, model=str(tiny_model_dir(tmp_path, vocab_size=30_000)), chats=load
         )
 
     figures = figures_of(run, tmp_path)
@@ -105,18 +105,17 @@ def test_chats(tmp_path: Path) -> None:
     assert figures["chat.l1l2.of_l1.computed_tokens"]["value"] < 1
 
 
-def test_reuse_and_overhead(tmp_path: Path) -> None:
-    model = str(tiny_model_dir(tmp_path, vocab_size=1024, max_position_embeddings=4096))
+def test_overhead(tmp_path: Path) -> None:
+    model = str(tiny_model_dir(tmp_path, vocab_size=30_000, max_position_embeddings=4096))
 
-    def reuse(path: Path, *, is_quick: bool) -> int:
-        return bench_reuse.run(path, is_quick=is_quick, model=model)
-
-    def overhead(path: Path, *, is_quick: bool) -> int:
+    def run(path: Path, *, is_quick: bool) -> int:
         return bench_overhead.run(path, is_quick=is_quick, model=model)
 
-    times = figures_of(reuse, tmp_path)
-    costs = figures_of(overhead, tmp_path)
+    assert 0 < figures_of(run, tmp_path)["overhead.fraction"]["value"] < 1
+
+
+def test_reuse(tmp_path: Path) -> None:
+    figures = figures_of(bench_reuse.run, tmp_path)
 
     tiers = ("none", "device", "host", "storage")
-    assert units(times, *(f"reuse.ttft.{tier}" for tier in tiers)) == {"s"}
-    assert 0 < costs["overhead.fraction"]["value"] < 1
+    assert units(figures, *(f"reuse.ttft.{tier}" for tier in tiers)) == {"s"}
