@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from hicache.backends.memory import MemoryBackend
-from hicache.events import Finished, Returned
+from hicache.events import Event, Finished, Returned
 from hicache.keys import PageKey
 from hicache.testing.faulty import Fault, Gate
 from tests.stores import FakeClock, World, content, page_refs
@@ -214,6 +214,26 @@ def test_deadlines_are_kept_where_a_backend_blocks_the_loop() -> None:
         assert Finished(queued, (False, False)) in events
         assert Finished(late, (False, False)) in events
         assert world.store.stats().dropped["fetch_stalled"] == 4
+        backend.go_on.set()
+        world.returned(blocked)
+        world.wait_until(lambda: world.store_pages(page_refs(1)) == [True])
+        world.reads_and_writes()
+
+
+def test_they_are_kept_by_whoever_drains_all_the_time_too() -> None:
+    backend = BlockingBackend()
+    with World(inner=backend) as world:
+        blocked = world.start_store(page_refs(2))
+        assert backend.is_blocked.wait(20)
+        queued = world.start_fetch(page_refs(2))
+
+        events: list[Event] = []
+        for _ in range(70):
+            world.clock.now += 0.1
+            events += world.store.drain()
+
+        assert Finished(blocked, (False, False), is_returned=False) in events
+        assert Finished(queued, (False, False)) in events
         backend.go_on.set()
         world.returned(blocked)
         world.wait_until(lambda: world.store_pages(page_refs(1)) == [True])

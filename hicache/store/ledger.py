@@ -153,6 +153,14 @@ class Ledger:
             self._expired += expired
             return bool(expired)
 
+    def is_neglected(self, now: float) -> bool:
+        """Whether nobody has looked at a call that ``expire`` gave up, though it is past ``now``.
+
+        Whoever should look is blocked, then.
+        """
+        with self._lock:
+            return any(call.deadline <= now for call in self._expired)
+
     def take_expired(self) -> list[Call]:
         """Return the calls that ``expire`` gave up since the last time."""
         with self._lock:

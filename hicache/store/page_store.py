@@ -61,6 +61,7 @@ class PageStore:
         self.wake = threading.Event()
         """Set when there is something to drain; whoever waits for it clears it."""
         self._clock = clock
+        self._is_stalled = False
         self._name = type(backend).__name__
         self._codec = PageCodec(page_size, page_nbytes, backend.alignment)
         self._num_pages = len(memory) // page_nbytes
@@ -269,10 +270,17 @@ class PageStore:
     def _watch(self) -> None:
         """Keep deadlines where the loop does not, since a backend blocks it."""
         now = self._clock()
-        if self._ledger.overdue(now - _STALL_S):
-            self._ledger.refuse(AWAITED, "stalled")
-            self._conductor.when_alive(self._ledger.accept, AWAITED, "stalled")
         self._conductor.expire(now)
+        if not self._is_stalled and self._ledger.is_neglected(now - _STALL_S):
+            self._is_stalled = True
+            log.warning("storage: %s blocks its loop: until it goes on, all is missed", self._name)
+            self._ledger.refuse(AWAITED, "stalled")
+            self._conductor.when_alive(self._go_on)
+
+    def _go_on(self) -> None:
+        """Take in again what is awaited; called in the loop, which is not blocked any more."""
+        self._ledger.accept(AWAITED, "stalled")
+        self._is_stalled = False
 
     def _take_chains(self, events: list[Event]) -> None:
         found, num_pages = self._conductor.found, 0

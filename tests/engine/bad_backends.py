@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import threading
 from collections.abc import AsyncIterator, Sequence
 from typing import NoReturn
 
@@ -56,6 +57,21 @@ class HangingBackend(RaisingBackend):
         raise AssertionError("a future was done that nobody knows")
 
 
+class BlockingBackend(MemoryBackend):
+    """Does not come back from reading and writing, and meanwhile nothing else runs on its loop."""
+
+    async def get(
+        self, keys: Sequence[PageKey], into: Sequence[Sequence[memoryview]]
+    ) -> list[int | None]:
+        _block()
+
+    async def put(self, items: Sequence[tuple[PageKey, Sequence[Buffer]]]) -> list[bool]:
+        _block()
+
+    async def contains(self, keys: Sequence[PageKey]) -> list[bool]:
+        _block()
+
+
 class FullBackend(MemoryBackend):
     """Has no room for anything."""
 
@@ -68,3 +84,8 @@ class UnopenableBackend(MemoryBackend):
 
     async def open(self, pool: Sequence[memoryview]) -> None:
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def _block() -> NoReturn:
+    threading.Event().wait()
+    raise AssertionError("an event was set that nobody knows")
