@@ -279,7 +279,7 @@ def test_a_store_of_another_version_is_begun_anew(
     ) as running:
         check_that_it_serves(running, llama)
         running.flush()
-        again = running.ask(PROMPT)
+        again = running.ask_until_hit(PROMPT)
 
     assert again == (greedy_reference(llama, PROMPT, 4), WHOLE)
     assert [line for line in running.lines if line.startswith(("WARNING", "ERROR"))] == [
@@ -302,7 +302,7 @@ def test_a_full_disk_costs_hits_only(
     # No file may grow beyond this: no disk is full, but the system says so. What is there can
     # be read.
     with server(llama.directory, limit=f"ulimit -f {2 * limit_kib}", **store) as running:
-        old = running.ask(PROMPT)
+        old = running.ask_until_hit(PROMPT)
         for seed in range(5):
             running.ask(prompt(300, seed + 10))
         running.flush()
@@ -341,7 +341,7 @@ def test_a_store_that_is_deleted_under_a_server_is_begun_anew(
         running.flush()
         running.ask(OTHER)
         running.flush()
-        again = running.ask(OTHER)
+        again = running.ask_until_hit(OTHER)
         code = running.end()
 
     assert code == 0
@@ -362,7 +362,7 @@ def test_two_servers_share_one_store(tmp_path: Path, llama: LoadedModel, kind: s
         for writer, reader, ids in ((one, two, PROMPT), (two, one, OTHER)):
             writer.ask(ids)
             writer.flush()
-            assert reader.ask(ids) == (greedy_reference(llama, ids, 4), WHOLE)
+            assert reader.ask_until_hit(ids) == (greedy_reference(llama, ids, 4), WHOLE)
         codes = [one.end(), two.end()]
 
     assert codes == [0, 0]
