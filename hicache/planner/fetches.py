@@ -62,13 +62,16 @@ class Fetches:
         prefetch, books = request.prefetch, self._books
         if prefetch is None:
             return False
-        if prefetch.is_blocked:
+        was_blocked, prefetch.is_wanted = prefetch.is_blocked, True
+        if was_blocked:
             self._fetch(request, prefetch)
         elif not prefetch.is_pending and not request.unused:
             self._fetch_again(request, prefetch)
         if not prefetch.is_pending:
             return False
-        if prefetch.waiting_since is None:
+        if prefetch.is_blocked and not self._is_first(request):
+            return True  # those before it have the room, and will leave it
+        if prefetch.waiting_since is None or (was_blocked and not prefetch.is_blocked):
             prefetch.waiting_since = books.now
         deadline = prefetch.waiting_since + self._weighing.patience_s(prefetch.num_pages)
         if deadline != prefetch.deadline:
@@ -83,8 +86,7 @@ class Fetches:
         if books.now < deadline and not is_stuck:
             return True
         request.unused = "no_room" if prefetch.is_blocked else "late"
-        self.stop(request)
-        return False
+        return False  # what lands before L1 has room is used all the same
 
     def _fetch_again(self, request: Request, prefetch: Prefetch) -> None:
         """Fetch what was at hand when a request came, and has gone while it waited for its turn."""
@@ -296,11 +298,35 @@ class Fetches:
         path = request.tree.match(tokens).node.path()
         books.pin(path, +1)
         slots = self._room.take_host(num_pages)
+        if slots is None and request.prefetch is not None and request.prefetch.is_wanted:
+            slots = self._take_from_later(request, num_pages)
         books.pin(path, -1)
         if slots is None:  # all that may be evicted has been
             slots = books.host_slots.allocate(books.host_slots.num_free)
             assert slots is not None
         return slots
+
+    def _take_from_later(self, request: Request, num_pages: int) -> "array[int] | None":
+        """Return host pages that requests behind this one hold, the last one's first.
+
+        They fetch them again when there is room.
+        """
+        behind = [other for other in self.pending.values() if _rank(other) > _rank(request)]
+        for other in sorted(behind, key=_rank, reverse=True):
+            prefetch = other.prefetch
+            assert prefetch is not None
+            if prefetch.fetches or not any(tier == "host" for _, tier in prefetch.held):
+                continue
+            self._let_go(prefetch)
+            self._block(other, prefetch, True)
+            slots = self._room.take_host(num_pages)
+            if slots is not None:
+                return slots
+        return None
+
+    def _is_first(self, request: Request) -> bool:
+        """Whether no request waits that came before, or matters more."""
+        return all(_rank(request) <= _rank(other) for other in self.pending.values())
 
     def _issue(
         self, request: Request, prefetch: Prefetch, tokens: bytes, first: int, slots: "array[int]"
@@ -320,3 +346,7 @@ class Fetches:
             used += part.num_pages
         op.prefetches[prefetch] = prefetch.fetches[op] = None
         books.actions.append(Fetch(op.id, tree.namespace, refs, slots))
+
+
+def _rank(request: Request) -> tuple[int, RequestId]:
+    return -request.priority, request.id

@@ -127,6 +127,8 @@ class Prefetch:
     """Whether fetching was compared with computing."""
     num_pages: int = 0
     """Pages that it may save."""
+    is_wanted: bool = False
+    """Whether its request's turn has come."""
     waiting_since: float | None = None
     deadline: float | None = None
 
