@@ -149,7 +149,8 @@ class View:
             lines += [f"[bold red]{escape(problem)}.[/]" for problem in problems]
         else:
             lines.append(f"All {len(results.turns)} answers are the same, token by token.")
-        return Panel("\n".join(lines), title="HiCache", title_align="left", width=self._width)
+        text = Text.from_markup("\n".join(lines))  # printed where markup in answers is off
+        return Panel(text, title="HiCache", title_align="left", width=self._width)
 
     @property
     def _width(self) -> int:
