@@ -200,8 +200,9 @@ class Index:
 
     def _check(self) -> None:
         """Refuse to touch a mapped file that has been cut short: that would be SIGBUS."""
+        least = self._least_nbytes  # before the size: another thread may see it grow in between
         nbytes = os.fstat(self._fd).st_size
-        if nbytes < self._least_nbytes:
+        if nbytes < least:
             raise IndexLost("the index was cut short by somebody else")
         self._least_nbytes = nbytes
 
