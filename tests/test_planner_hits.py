@@ -124,6 +124,16 @@ def test_the_first_tokens_of_the_next_page_are_copied_from_any_tier(tier: str) -
     assert world.done(Fetch) == (tier == "storage")
 
 
+def test_a_page_fetched_for_its_first_tokens_alone_is_a_hit_in_storage() -> None:
+    world = World(config(page_size=4))
+    world.run(words(0, 4))
+    world.send(Flushed())
+
+    request = world.start([*words(0, 3), 99, 98])
+
+    assert request.hit == HitTokens(storage=3)
+
+
 def test_the_source_of_a_partial_hit_is_held_until_it_is_copied_and_not_leased() -> None:
     world = World(config(page_size=4, device_pages=5, host_pages=0))
     world.run(words(0, 8))

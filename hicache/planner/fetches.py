@@ -267,6 +267,7 @@ class Fetches:
         prefetch.num_pages = max(prefetch.num_pages, num_pages + missing.num_arriving)
         if not num_pages or not self._books.is_storage_up:
             return
+        request.fetched_partial = missing.partial
         if not prefetch.was_weighed:
             prefetch.was_weighed = True
             if self._weighing.is_fetch_too_slow(num_pages):

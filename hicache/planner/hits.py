@@ -22,7 +22,7 @@ def hit_tokens(
         "storage": (host - local) * page_size,
     }
     if partial is not None and source is not None:
-        is_fetched = source.held_tier == "host" and host > local
+        is_fetched = source.held_tier == "host" and host == request.fetched_partial
         tokens["storage" if is_fetched else source.held_tier] += partial.num_tokens
     return HitTokens(tokens["device"], tokens["host"], tokens["storage"])
 

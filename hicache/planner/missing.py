@@ -16,6 +16,8 @@ class Missing:
     """Of the path that the runs are on."""
     runs: list[tuple[int, int]] = field(default_factory=list)
     """Pages (first, behind the last) to fetch."""
+    partial: int | None = None
+    """The last page of the runs, if it is wanted for its first tokens only."""
     joined: list[Operation] = field(default_factory=list)
     """Fetches under way on the path."""
     num_arriving: int = 0
@@ -66,4 +68,5 @@ def _add_partial(request: Request, match: Match, missing: Missing) -> None:
     node, index = partial.node, partial.index
     if max(node.device.num_pages, node.host.num_pages) <= index < node.stored:
         missing.add(match.num_pages, match.num_pages + 1)
+        missing.partial = match.num_pages
         missing.tokens = request.prefix[: match.num_pages * tree.page_nbytes] + node.page(index)

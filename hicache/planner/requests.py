@@ -28,6 +28,8 @@ class Request:
     priority: int
     local_pages: int = 0
     """Leading pages that were in L1 or L2 when it arrived; a hit beyond them came from L3."""
+    fetched_partial: int | None = None
+    """The page that was fetched for its first tokens only, if there was one."""
     keys: bytes = b""
     """Keys computed for pages that the tree did not know, from page ``keys_start`` on."""
     keys_start: int = 0
