@@ -73,7 +73,6 @@ def agent_session(name: str, **fields: object) -> dict[str, object]:
             {"t": 0.0, "type": "n", "in": 130, "out": 9, "hash_ids": [1, 2]},
             {
                 "t": 5.0,
-                "type": "subagent",
                 "requests": [
                     {"t": 0.0, "type": "n", "in": 64, "out": 1, "hash_ids": [3]},
                     {"t": 9.0, "type": "n", "in": 128, "out": 1, "hash_ids": [3, 4]},

@@ -124,8 +124,8 @@ class View:
         for name, tier in TIERS.items():
             table.add_column(tier, justify="right", style=STYLES[name][0], min_width=3)
         table.add_column("new", justify="right", min_width=3)
-        table.add_column("cached", justify="right", min_width=6)
-        table.add_column("without", justify="right")
+        table.add_column("TTFT", justify="right", min_width=6)
+        table.add_column("no cache", justify="right")
         table.add_column("faster", justify="right")
         table.add_column("", min_width=1)
         longest = max((turn.prompt_tokens for turn in self._results.turns), default=1)
