@@ -5,8 +5,7 @@
     poll -> revoked, preempted -> schedule (extend, acquire) -> forward
          -> drop what is not intact -> sample -> commit -> outputs -> release
 
-Everything happens on the step thread. Nothing here waits for storage or for a copy, but for the
-layers that a forward is about to read.
+All on the step thread. Nothing here waits but for the layers that a forward is about to read.
 """
 
 import logging

@@ -175,16 +175,20 @@ def test_flushing_empties_l1_and_l2_and_leaves_l3(cache: HiCache) -> None:
     assert _hit(cache, 1, request=2) == HitTokens(storage=NUM_TOKENS - 1)
 
 
-def test_forgetting_a_prefix_takes_it_out_of_every_tier(cache: HiCache) -> None:
+def test_forgetting_a_prefix_takes_it_out_of_every_tier(tmp_path: Path) -> None:
+    cache = open_cache(tmp_path, "lmdb")
     _write(cache, 1, request=1)
     digest = cache.open_namespace(namespace())
     assert cache.sync(30.0)
 
     cache.forget(digest)
-    assert cache._store is not None
-    cache._store.flush(30.0)
+    used = dict(cache.stats().num_used_pages)
+    assert cache.close()
 
+    assert used == {"device": 0, "host": 0}
+    cache = open_cache(tmp_path, "lmdb")
     assert _hit(cache, 1, request=2).total == 0
+    cache.close()
 
 
 def test_what_happened_to_a_request_is_told_in_words(cache: HiCache) -> None:

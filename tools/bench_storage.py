@@ -29,6 +29,11 @@ from hicache.tools.report import Figures
 
 KIB = 1024
 NUM_PAGES = 128
+_BUDGET_NBYTES = 16 << 30
+"""As of a store in use, far more than is written: a small one would be cut into small segments."""
+_POOL_PAGES = 32 * NUM_PAGES
+"""Of L2, of which only the pages in use are ever touched. ``PageStore`` lends a 32nd of it to writes
+at a time, so a batch goes down in one call from this size on; in a smaller L2, in several."""
 PAGE_SIZE = 64
 SIZES_KIB = (64, 360, 2048)
 BARS: dict[str, tuple[str, dict[int, float]]] = {
@@ -87,17 +92,19 @@ class _Bench:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Open the backend, with a pool whose pages have all been touched."""
+        """Open the backend, with a pool whose pages in use have all been touched."""
         nbytes = 2 * NUM_PAGES * self.page_nbytes
-        pool = mmap.mmap(-1, nbytes)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        pool = mmap.mmap(-1, _POOL_PAGES * self.page_nbytes, flags=flags)
         pool.madvise(mmap.MADV_HUGEPAGE)
         self._memory = memoryview(pool)
         for start in range(0, nbytes, self.page_nbytes):
             self._memory[start : start + self.page_nbytes] = os.urandom(KIB) * (
                 self.page_nbytes // KIB
             )
-        budget = 12 * nbytes + 64 * KIB * KIB
-        made = make_backend(self.backend, {}, path=self.folder / "store", budget_nbytes=budget)
+        made = make_backend(
+            self.backend, {}, path=self.folder / "store", budget_nbytes=_BUDGET_NBYTES
+        )
         config = StorageConfig(backend=self.backend, deadline_s=_WAIT_S)
         self._store = PageStore(made, self._memory, self.page_nbytes, config, page_size=PAGE_SIZE)
         self._store.start()

@@ -34,7 +34,7 @@ CHATTING = (
 RESUMING = (
     "2 of 3, after a restart",
     "The process has ended. A new one takes every chat up again: "
-    "what it does not compute, it reads from disk.",
+    "what it does not compute, it reads from disk, at most as much at a time as L2 holds.",
 )
 COMPUTING = (
     "3 of 3, without a cache",
