@@ -32,8 +32,8 @@ NUM_PAGES = 128
 _BUDGET_NBYTES = 16 << 30
 """As of a store in use, far more than is written: a small one would be cut into small segments."""
 _POOL_PAGES = 32 * NUM_PAGES
-"""Of L2, of which only the pages in use are ever touched. ``PageStore`` lends a 32nd of it to writes
-at a time, so a batch goes down in one call from this size on; in a smaller L2, in several."""
+"""Of L2, of which only the pages in use are ever touched. ``PageStore`` lends a 32nd of it to
+writes at a time: from this size on a batch goes down in one call; in a smaller L2, in several."""
 PAGE_SIZE = 64
 SIZES_KIB = (64, 360, 2048)
 BARS: dict[str, tuple[str, dict[int, float]]] = {
