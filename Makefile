@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 BENCHES := tree keys transfer storage reuse overhead chat
 LINTERS := 'ruff check' 'ruff format --check' mypy pyright 'lint-imports --no-logo'
 # What must be tested branch by branch: a bug there gives wrong tokens.
-COVERED := hicache/tree/*,hicache/planner/*,hicache/store/*,hicache/codec.py
+COVERED := hicache/tree/*,hicache/planner/*,hicache/store/*,hicache/codec/*
 
 # No weights from a hub; and threads that wait do not take the cores from those that work.
 export HF_HUB_OFFLINE := 1
