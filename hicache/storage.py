@@ -31,9 +31,22 @@ class StorageStats:
     num_evicted: int = 0
     """Records that it has evicted since it was opened."""
     num_lost: int = 0
-    """Records that it found damaged or gone when they were read, since it was opened."""
+    """Records that it found damaged or gone when it was opened, or when they were read since."""
     num_stuck: int = 0
     """Times that what was to be evicted could not be deleted, since it was opened."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRecord:
+    """A record as its backend knows it without having read all of it."""
+
+    key: PageKey
+    head: bytes | None
+    """Its first bytes; ``None`` where it is there by name, but is known to be unreadable."""
+    nbytes: int | None = None
+    """Its length; ``None`` where the backend would have to read it to know."""
+    used: float | None = None
+    """When it was put or last used, in seconds since 1970, to the minute; ``None``: not known."""
 
 
 class BackendOptions(BaseModel):
@@ -85,6 +98,14 @@ class StorageBackend(ABC):
         Raises ``ConfigError``. A backend that needs none of these need not override it.
         """
         return cls()
+
+    def is_there(self) -> bool:
+        """Whether there is a store to open: else ``open`` would make one, or fail.
+
+        Asked before ``open``, by tools that only look. Touches nothing. By default True, as for
+        a server elsewhere.
+        """
+        return True
 
     async def open(self, pool: Sequence[memoryview]) -> None:
         """Prepare for calls. ``pool`` is the host memory, for backends that register it.
@@ -144,6 +165,15 @@ class StorageBackend(ABC):
 
         Records put or removed meanwhile may or may not appear.
         """
+
+    async def records(self, head_nbytes: int) -> AsyncIterator[StoredRecord]:
+        """Yield every record with its first ``head_nbytes`` bytes, and what is known of it.
+
+        What ``scan`` leaves out because it is damaged is here, without a head, so that tools can
+        say so. Reading changes nothing. By default what ``scan`` yields.
+        """
+        async for key, head in self.scan(head_nbytes):
+            yield StoredRecord(key, head)
 
     @abstractmethod
     async def stats(self) -> StorageStats:

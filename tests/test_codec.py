@@ -18,6 +18,7 @@ from hicache.codec import (
     encode_namespace,
     header_nbytes,
     parse,
+    prove,
 )
 from hicache.errors import CorruptPage
 from hicache.keys import NamespaceDigest, PageKey, PageRef
@@ -270,3 +271,61 @@ def test_a_description_has_a_checksum_and_no_tokens() -> None:
 def test_what_is_no_description_is_named(record: bytes, name: str) -> None:
     with pytest.raises(CorruptPage, match=f"^{name}"):
         decode_namespace(DIGEST, bytes(record))
+
+
+# ---------------------------------------------------------------- records that nobody expects
+
+
+def _page() -> bytes:
+    return bytes(encoded())
+
+
+def _sealed(record: bytes, offset: int, value: bytes) -> bytes:
+    """Return a record with other bytes at an offset, and a checksum that fits them."""
+    changed = bytearray(record)
+    changed[offset : offset + len(value)] = value
+    changed[8:16] = struct.pack("<Q", xxhash.xxh3_64_intdigest(changed[16:]))
+    return bytes(changed)
+
+
+def test_a_record_proves_itself_to_those_who_expect_nothing() -> None:
+    first = page_refs(1)[0]
+
+    assert prove(PAGE.key, memoryview(_page())).tokens == PAGE.tokens
+    assert prove(first.key, memoryview(encoded(first))).number == 0
+    assert prove(PageKey(DIGEST), memoryview(_description())).namespace == DIGEST
+
+
+def test_r13_one_flipped_bit_anywhere_is_found_without_knowing_the_page() -> None:
+    for key, record in ((PAGE.key, encoded()), (PageKey(DIGEST), bytearray(_description()))):
+        for offset in range(len(record)):
+            for bit in (0, 7):
+                record[offset] ^= 1 << bit
+                with pytest.raises(CorruptPage):
+                    prove(key, memoryview(record))
+                record[offset] ^= 1 << bit
+
+        prove(key, memoryview(record))
+
+
+@pytest.mark.parametrize(
+    ("record", "key", "name"),
+    [
+        (b"", PAGE.key, "length"),
+        (_page()[:-1], PAGE.key, "length"),
+        (_page() + b"x", PAGE.key, "length"),
+        (_page(), PageKey(bytes(32)), "key"),
+        (_sealed(_page(), 7, b"\x07"), PAGE.key, "codec"),
+        (_sealed(_page(), 32, bytes(8)), PAGE.key, "codec"),
+        (_sealed(_page(), 6, b"\x07"), PAGE.key, "kind"),
+        (_sealed(_page(), 44, struct.pack("<I", 0)), PAGE.key, "number"),
+        (_sealed(_page(), 152, b"\xff\xff"), PAGE.key, "tokens"),
+        (_sealed(_page(), 120, bytes(32)), PAGE.key, "tokens"),
+        (_sealed(_description(), len(_description()) - 1, b"x"), PageKey(DIGEST), "checksum"),
+    ],
+)
+def test_what_a_record_lacks_to_prove_itself_is_named(
+    record: bytes, key: PageKey, name: str
+) -> None:
+    with pytest.raises(CorruptPage, match=f"^{name}"):
+        prove(key, memoryview(record))

@@ -25,13 +25,13 @@ from typing_extensions import Buffer
 
 from hicache.backends.file.files import Damaged
 from hicache.backends.file.large import LargeRead
-from hicache.backends.file.store import Store
-from hicache.disk.directory import default_budget, storage_error
+from hicache.backends.file.store import KIND, VERSION, Store
+from hicache.disk.directory import default_budget, is_store, storage_error
 from hicache.disk.threads import Threads
 from hicache.disk.vector import nbytes_of
 from hicache.errors import ConfigError, StorageUnavailable
 from hicache.keys import PageKey
-from hicache.storage import BackendOptions, StorageBackend, StorageStats
+from hicache.storage import BackendOptions, StorageBackend, StorageStats, StoredRecord
 
 T = TypeVar("T")
 
@@ -72,6 +72,9 @@ class FileBackend(StorageBackend):
         if path is None:
             raise ConfigError("the file backend needs a path")
         return cls(path, budget_nbytes)
+
+    def is_there(self) -> bool:
+        return is_store(self._path, KIND, VERSION)
 
     async def open(self, pool: Sequence[memoryview]) -> None:
         assert self._readers is None, "opened twice"
@@ -121,11 +124,16 @@ class FileBackend(StorageBackend):
         await self._write(lambda store, threads: store.touch(keys))
 
     async def scan(self, header_nbytes: int) -> AsyncIterator[tuple[PageKey, bytes]]:
+        async for record in self.records(header_nbytes):
+            if record.head is not None:
+                yield record.key, record.head
+
+    async def records(self, head_nbytes: int) -> AsyncIterator[StoredRecord]:
         shards = await self._read(lambda store, threads: store.files.shards())
         for start in range(0, len(shards), _SHARDS_A_HOP):
             some = shards[start : start + _SHARDS_A_HOP]
-            for found in await self._read(_headers(some, header_nbytes)):
-                yield found
+            for record in await self._read(_listed(some, head_nbytes)):
+                yield record
 
     async def stats(self) -> StorageStats:
         return await self._read(lambda store, threads: store.stats())
@@ -174,7 +182,5 @@ class FileBackend(StorageBackend):
             raise storage_error(error, self._path) from None
 
 
-def _headers(
-    shards: Sequence[str], nbytes: int
-) -> Callable[[Store, Threads], list[tuple[PageKey, bytes]]]:
-    return lambda store, threads: store.headers(shards, nbytes, threads)
+def _listed(shards: Sequence[str], nbytes: int) -> Callable[[Store, Threads], list[StoredRecord]]:
+    return lambda store, threads: store.listed(shards, nbytes, threads)

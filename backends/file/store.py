@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from typing_extensions import Buffer
 
-from hicache.backends.file.files import Damaged, RecordFiles
+from hicache.backends.file.files import MINUTE_NS, Damaged, RecordFiles
 from hicache.backends.file.ledger import Ledger, Totals
 from hicache.codec import parse
 from hicache.disk import directory
@@ -20,7 +20,7 @@ from hicache.disk.frame import FRAME_NBYTES, is_frame_of
 from hicache.disk.threads import Threads
 from hicache.errors import CorruptPage, StorageFull
 from hicache.keys import KEY_NBYTES, PageKey
-from hicache.storage import StorageStats
+from hicache.storage import StorageStats, StoredRecord
 
 logger = logging.getLogger(__name__)
 
@@ -140,11 +140,9 @@ class Store:
         for key in keys:
             self.files.touch(key, self._minute())
 
-    def headers(
-        self, shards: Sequence[str], nbytes: int, threads: Threads
-    ) -> list[tuple[PageKey, bytes]]:
-        """Return key and first bytes of every record in these directories."""
-        found: list[tuple[PageKey, bytes]] = []
+    def listed(self, shards: Sequence[str], nbytes: int, threads: Threads) -> list[StoredRecord]:
+        """Return every record in these directories, damaged ones without their first bytes."""
+        found: list[StoredRecord] = []
 
         def read(shard: str) -> None:
             for key, status in self.files.inside(shard):
@@ -153,8 +151,11 @@ class Store:
                         packed = file.read(FRAME_NBYTES + nbytes) or b""
                 except FileNotFoundError:
                     continue
-                if is_frame_of(packed[:FRAME_NBYTES], key, status.st_size - FRAME_NBYTES):
-                    found.append((key, packed[FRAME_NBYTES:]))
+                length = status.st_size - FRAME_NBYTES
+                is_whole = is_frame_of(packed[:FRAME_NBYTES], key, length)
+                head = packed[FRAME_NBYTES:] if is_whole else None
+                used = status.st_mtime_ns // MINUTE_NS * 60.0
+                found.append(StoredRecord(key, head, max(length, 0), used))
 
         threads.share(read, shards)
         return found

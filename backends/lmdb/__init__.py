@@ -28,12 +28,12 @@ from numpy.typing import NDArray
 from typing_extensions import Buffer
 
 from hicache.backends.lmdb.index import IndexLost, Snapshot
-from hicache.backends.lmdb.store import LEAST_NBYTES, Store, storage_errors
-from hicache.disk.directory import default_budget
+from hicache.backends.lmdb.store import KIND, LEAST_NBYTES, VERSION, Store, storage_errors
+from hicache.disk.directory import default_budget, is_store
 from hicache.disk.threads import Threads
 from hicache.errors import ConfigError, StorageUnavailable
 from hicache.keys import PageKey
-from hicache.storage import BackendOptions, StorageBackend, StorageStats
+from hicache.storage import BackendOptions, StorageBackend, StorageStats, StoredRecord
 
 T = TypeVar("T")
 
@@ -77,6 +77,9 @@ class LmdbBackend(StorageBackend):
             raise ConfigError("the lmdb backend needs a path")
         return cls(path, budget_nbytes)
 
+    def is_there(self) -> bool:
+        return is_store(self._path, KIND, VERSION)
+
     async def open(self, pool: Sequence[memoryview]) -> None:
         assert self._writer is None, "opened twice"
         self._writer = Threads("hicache-lmdb-writer", 1)
@@ -116,12 +119,17 @@ class LmdbBackend(StorageBackend):
 
     async def scan(self, header_nbytes: int) -> AsyncIterator[tuple[PageKey, bytes]]:
         """Yield records in the order in which they lie on disk: parents mostly come first."""
+        async for record in self.records(header_nbytes):
+            if record.head is not None:
+                yield record.key, record.head
+
+    async def records(self, head_nbytes: int) -> AsyncIterator[StoredRecord]:
+        """Yield records in the order in which they lie on disk."""
         snapshot, order = await self._read(lambda store, threads: store.snapshot())
         for start in range(0, len(order), _SCAN_BATCH):
             batch = order[start : start + _SCAN_BATCH]
-            found = await self._read(_headers(snapshot, batch, header_nbytes))
-            for key, header in found:
-                yield key, header
+            for record in await self._read(_listed(snapshot, batch, head_nbytes)):
+                yield record
 
     async def stats(self) -> StorageStats:
         return await self._read(lambda store, threads: store.stats())
@@ -183,7 +191,7 @@ class LmdbBackend(StorageBackend):
         return self._open()
 
 
-def _headers(
+def _listed(
     snapshot: Snapshot, positions: NDArray[np.intp], nbytes: int
-) -> Callable[[Store, Threads], list[tuple[PageKey, bytes]]]:
-    return lambda store, threads: store.headers(snapshot, positions, nbytes, threads)
+) -> Callable[[Store, Threads], list[StoredRecord]]:
+    return lambda store, threads: store.listed(snapshot, positions, nbytes, threads)

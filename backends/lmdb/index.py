@@ -152,6 +152,8 @@ class Index:
         self.max_records = int(self._env.info()["map_size"]) // RECORD_NBYTES
         """How many records fit for certain."""
         self._least_nbytes = 0
+        self.num_lost = 0
+        """Records that it named, and that were gone from disk when it was opened."""
 
     def look_up(self, keys: Sequence[PageKey]) -> list[Entry | None]:
         """Return where each record is, at one moment; ``None`` where absent."""

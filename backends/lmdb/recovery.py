@@ -96,7 +96,7 @@ def _reconcile(files: SegmentFiles, index: Index) -> None:
     sizes = files.found()
     with index.view() as view:
         known = view.segments()
-    _drop_lost(index, sizes)
+    index.num_lost = _drop_lost(index, sizes)
     for segment, nbytes in sorted(sizes.items(), key=lambda one: _age(files, one[0])):
         start = min(known[segment].used, nbytes) if segment in known else 0
         if start < nbytes:
@@ -104,8 +104,8 @@ def _reconcile(files: SegmentFiles, index: Index) -> None:
     _count(files, index, sizes)
 
 
-def _drop_lost(index: Index, sizes: dict[int, int]) -> None:
-    """Remove entries that point behind the end of a file, or to none."""
+def _drop_lost(index: Index, sizes: dict[int, int]) -> int:
+    """Remove entries that point behind the end of a file, or to none; return how many."""
     snapshot = index.snapshot()
     ends = snapshot.entries["offset"] + snapshot.entries["nbytes"]
     have = np.zeros(len(snapshot.keys), np.uint64)
@@ -119,6 +119,7 @@ def _drop_lost(index: Index, sizes: dict[int, int]) -> None:
         with index.change() as change:
             for position in lost[start : start + _BATCH]:
                 change.remove(snapshot.keys[position])
+    return len(lost)
 
 
 def _name_new(files: SegmentFiles, index: Index, segment: int, start: int, nbytes: int) -> int:

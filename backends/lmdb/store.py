@@ -37,7 +37,7 @@ from hicache.disk.threads import Threads
 from hicache.disk.vector import nbytes_of
 from hicache.errors import ConfigError, CorruptPage, StorageError, StorageFull, StorageUnavailable
 from hicache.keys import PageKey
-from hicache.storage import StorageStats
+from hicache.storage import StorageStats, StoredRecord
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +47,8 @@ LEAST_NBYTES = 4 * 1024 * 1024
 _MOST_RECORD_NBYTES = 2**32 - 1
 _OPEN_TIMEOUT_S = 60.0
 _OPEN_POLL_S = 0.02
+_MOST_MOVES = 3
+"""How often a record that is being read may be moved before it is passed over."""
 
 
 class Store:
@@ -164,17 +166,40 @@ class Store:
         snapshot = self._index.snapshot()
         return snapshot, np.lexsort((snapshot.entries["offset"], snapshot.entries["segment"]))
 
-    def headers(
+    def listed(
         self, snapshot: Snapshot, positions: NDArray[np.intp], nbytes: int, threads: Threads
-    ) -> list[tuple[PageKey, bytes]]:
-        """Return key and first bytes of those records of a snapshot that are still there."""
-        records = entries_of(snapshot, positions)
-        keys = [key for key, _ in records]
-        entries = [entry for _, entry in records]
+    ) -> list[StoredRecord]:
+        """Return those records of a snapshot that are still there, damaged ones without a head.
+
+        What has been moved meanwhile is looked for in its new place.
+        """
+        found: list[StoredRecord] = []
+        placed = [Placed(key, entry) for key, entry in entries_of(snapshot, positions)]
+        for _ in range(_MOST_MOVES):
+            heads = self._heads(placed, nbytes, threads)
+            found += [head for head in heads if head.head is not None]
+            unread = [one for one, head in zip(placed, heads, strict=True) if head.head is None]
+            now = self._index.look_up([key for key, _ in unread])
+            moved: list[Placed] = []
+            for (key, before), entry in zip(unread, now, strict=True):
+                if entry is not None and entry[:2] != before[:2]:
+                    moved.append(Placed(key, entry))
+                elif entry is not None:
+                    found.append(_stored(key, entry, None))
+            placed = moved
+        return found
+
+    def _heads(self, placed: Sequence[Placed], nbytes: int, threads: Threads) -> list[StoredRecord]:
+        """Return each record with its first bytes, where it is whole: its end is not read."""
+        keys = [key for key, _ in placed]
+        entries = [entry for _, entry in placed]
+        sizes = {one: self._files.nbytes(one) for one in {entry.segment for entry in entries}}
         buffers = [memoryview(bytearray(min(nbytes, one.nbytes))) for one in entries]
         is_intact = read(self._files, keys, entries, [[buffer] for buffer in buffers], threads)
-        found = zip(keys, buffers, is_intact, strict=True)
-        return [(key, bytes(buffer)) for key, buffer, is_good in found if is_good]
+        return [
+            _stored(key, one, bytes(buffer) if good and one.end <= sizes[one.segment] else None)
+            for (key, one), buffer, good in zip(placed, buffers, is_intact, strict=True)
+        ]
 
     def stats(self) -> StorageStats:
         nbytes = sum(self._files.found().values())
@@ -187,7 +212,7 @@ class Store:
             nbytes,
             self._whole_budget_nbytes,
             num_evicted=self._evictor.num_evicted,
-            num_lost=self.num_lost,
+            num_lost=self._index.num_lost + self.num_lost,
             num_stuck=self._evictor.num_stuck,
         )
 
@@ -279,6 +304,10 @@ class Store:
                     os.pwrite(fd, DEAD, entry.offset)
         except OSError as error:
             logger.debug("a deleted record was not marked: %s", error)
+
+
+def _stored(key: PageKey, entry: Entry, head: bytes | None) -> StoredRecord:
+    return StoredRecord(key, head, entry.nbytes, entry.stamp * 60.0)
 
 
 def _number(buffers: Sequence[Buffer]) -> int:

@@ -14,6 +14,8 @@ from hicache.codec.record import (
     encode_namespace,
     header_nbytes,
     parse,
+    peek,
+    prove,
 )
 
 __all__ = [
@@ -30,4 +32,6 @@ __all__ = [
     "encode_namespace",
     "header_nbytes",
     "parse",
+    "peek",
+    "prove",
 ]

@@ -52,7 +52,7 @@ _PROVEN = struct.Struct("<QQIIII32s32s32s")
 """Bytes 24 to 152: with the tokens, all that a page is expected to be."""
 _CHECKSUM = struct.Struct("<Q")
 _CREATED = struct.Struct("<Q")
-_CHECKSUM_START, _SUMMED_START, _PROVEN_START = 8, 16, 24
+_CHECKSUM_START, _SUMMED_START, _PROVEN_START, _LENGTH_AT = 8, 16, 24, 40
 _PAGE_PREFIX = struct.pack("<4sHBB", MAGIC, FORMAT_VERSION, KIND_PAGE, CODEC_NONE)
 _NO_KEY = bytes(KEY_NBYTES)
 _MIN_ALIGNMENT = 64
@@ -92,6 +92,18 @@ def parse(header: Buffer) -> Header:
     A header of another format version is refused, as its fields may lie elsewhere.
     """
     raw = bytes(header)
+    found = peek(raw)
+    if found.header_nbytes > len(raw):
+        raise CorruptPage(f"length: a header of {found.header_nbytes} bytes, {len(raw)} of them")
+    return found
+
+
+def peek(head: Buffer) -> Header:
+    """Return what the first ``FIXED_NBYTES`` or more of a record say, with the tokens among them.
+
+    For those who only look. Raises ``CorruptPage`` where it is no header of ours.
+    """
+    raw = bytes(head)
     if len(raw) < FIXED_NBYTES:
         raise CorruptPage(f"length: a header of {len(raw)} bytes")
     (
@@ -103,12 +115,41 @@ def parse(header: Buffer) -> Header:
     if version != FORMAT_VERSION:
         raise CorruptPage(f"version: {version}, not {FORMAT_VERSION}")
     end = FIXED_NBYTES + TOKEN_NBYTES * num_tokens
-    if not end <= nbytes <= len(raw):
+    if nbytes < end:
         raise CorruptPage(f"length: {num_tokens} tokens in a header of {nbytes} bytes")
     return Header(
         version, kind, codec, checksum, created_us, stored_nbytes, raw_nbytes, nbytes, number,
         NamespaceDigest(namespace), PageKey(key), parent, raw[FIXED_NBYTES:end],
     )  # fmt: skip
+
+
+def prove(key: PageKey, record: memoryview) -> Header:
+    """Return the header of a whole record that is what it says, and belongs under its key.
+
+    For those who look at a store and expect nothing: a page's tokens and parent must hash to its
+    key, a description must hash to it, and the checksum must be that of header and payload.
+    Raises ``CorruptPage`` that names the first thing that is wrong.
+    """
+    nbytes = max(int.from_bytes(record[_LENGTH_AT : _LENGTH_AT + 4], "little"), FIXED_NBYTES)
+    header = parse(record[:nbytes])
+    if header.key != key:
+        raise CorruptPage(f"key: {header.key.hex()}, not {key.hex()}")
+    if len(record) != header.header_nbytes + header.stored_nbytes:
+        expected = header.header_nbytes + header.stored_nbytes
+        raise CorruptPage(f"length: {len(record)} bytes, not {expected}")
+    if _checksum(record[: header.header_nbytes], record[header.header_nbytes :]) != header.checksum:
+        raise CorruptPage("checksum")
+    if header.codec != CODEC_NONE or header.raw_nbytes != header.stored_nbytes:
+        raise CorruptPage(f"codec: {header.codec} of {header.raw_nbytes} bytes")
+    if header.kind == KIND_NAMESPACE:
+        decode_namespace(NamespaceDigest(key), bytes(record))
+    elif header.kind != KIND_PAGE:
+        raise CorruptPage(f"kind: {header.kind}")
+    elif sha256(header.parent + header.tokens).digest() != key:
+        raise CorruptPage("tokens: with the parent key they do not hash to the page key")
+    elif (header.number == 0) != (header.parent == header.namespace):
+        raise CorruptPage(f"number: {header.number} does not fit the parent")
+    return header
 
 
 class PageCodec:

@@ -40,6 +40,31 @@ def is_claimed(path: Path, kind: str, version: int) -> bool:
     return _read(path / FORMAT_FILE) == _line(kind, version)
 
 
+def is_store(path: Path, kind: str, version: int) -> bool:
+    """Return whether the directory holds a store of that kind and version. Changes nothing.
+
+    Raises ``StorageError`` where it holds another store, which opening would refuse or empty.
+    """
+    try:
+        found = _read(path / FORMAT_FILE)
+    except OSError as error:
+        raise storage_error(error, path) from None
+    if found is None or found == _line(kind, version):
+        return found is not None
+    if (other := kind_at(path)) not in (None, kind):
+        raise StorageError(f"{path}: holds a store of kind {other}, not {kind}")
+    raise StorageError(f"{path}: a store of another format ({found.strip()[:40]!r})")
+
+
+def kind_at(path: Path) -> str | None:
+    """Return of which kind the store in a directory is; ``None`` where there is none to read."""
+    try:
+        words = (_read(path / FORMAT_FILE) or "").split()
+    except OSError:
+        return None
+    return words[1] if len(words) == 3 and words[0] == "hicache" else None
+
+
 def claim(path: Path, kind: str, version: int) -> bool:
     """Write down what kind of store it is; return whether what it held can be used.
 
@@ -68,7 +93,7 @@ def _line(kind: str, version: int) -> str:
 def _read(path: Path) -> str | None:
     try:
         return path.read_bytes().decode(errors="replace")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 
