@@ -182,6 +182,32 @@ def test_whatever_ends_in_whatever_order_for_long(is_full: bool) -> None:
     assert sum(_run(seed, 300) for seed in seeds) > 0
 
 
+def test_a_lease_that_a_failed_copy_cut_back_still_waits_for_its_load() -> None:
+    config = CacheConfig.model_validate({"page_size": LAYOUT.page_size})
+    made = parts(config, LAYOUT, {}, 8, 24)
+    transfer = made.transfer
+    assert isinstance(transfer, FakeTransfer)
+    cache = HiCache(LAYOUT, config, parts=made)
+    for request, token_ids in enumerate([[5] * 4, [6] * 16]):  # the second fills all of L1
+        reader = Reader(cache, request, token_ids)
+        reader.acquire()
+        assert reader.compute()
+        transfer.complete_all()
+        cache.poll()
+        reader.release()
+    reader = Reader(cache, 2, [5] * 4)
+    lease = reader.acquire()
+    load, copy = transfer.pending  # of the first page, and of a part of the second
+
+    transfer.fail(copy)
+    [revoked] = cache.poll().revoked
+
+    assert (revoked, lease.num_valid_tokens, lease.loads) == (lease, 2, {load})
+    reader.num_computed = lease.num_valid_tokens
+    assert reader.compute()  # which waits, and checks every byte
+    reader.release()
+
+
 def test_a_wrong_byte_would_be_noticed() -> None:
     chaos = Chaos(1)
     reader = Reader(chaos.cache, 1, [0] * 6)

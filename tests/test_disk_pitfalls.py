@@ -127,6 +127,18 @@ async def test_r11_a_file_deleted_behind_our_back_is_a_miss_and_then_forgotten(
         assert await read(backend, "b", NBYTES) == record("b", NBYTES)
 
 
+async def test_r11_what_is_put_after_a_file_was_deleted_is_kept(disk: Disk) -> None:
+    async with disk.opened() as backend:
+        await put(backend, "a", nbytes=NBYTES)
+        path, _ = disk.find(record("a", NBYTES))
+        path.unlink()
+
+        assert await put(backend, "b", nbytes=NBYTES) == [True]
+
+        assert await read(backend, "b", NBYTES) == record("b", NBYTES)
+    assert await read_all(disk, "b") == [record("b", NBYTES)]
+
+
 # ---------------------------------------------------------------- whose directory it is
 
 

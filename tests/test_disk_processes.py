@@ -4,7 +4,6 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from random import Random
 
 import pytest
 
@@ -63,45 +62,6 @@ async def test_r9_what_a_crash_left_behind_is_swept(disk: Disk) -> None:
     async with disk.opened() as backend:
         assert disk.nbytes() <= before + NBYTES // 2
         assert await read(backend, "a", NBYTES) == record("a", NBYTES)
-
-
-async def check_after_kill(disk: Disk, seeds: dict[int, int]) -> None:
-    """Assert that all that was accepted is whole, and that the rest is whole or absent."""
-    async with disk.opened() as backend:
-        for seed, num_accepted in seeds.items():
-            for number in range(num_accepted + 8):
-                name, data = written(seed, number)
-                buffer = memoryview(bytearray(60_000))
-                (length,) = await backend.get([name], [[buffer]])
-                if number < num_accepted or length is not None:
-                    assert length == len(data), (seed, number)
-                    assert bytes(buffer[:length]) == data, (seed, number)
-        num_scanned = len([name async for name, _ in backend.scan(8)])
-        assert (await backend.stats()).num_records == num_scanned
-        if disk.kind == "file":
-            assert not list((disk.path / "tmp").iterdir())
-
-
-async def kill_writers(disk: Disk, num_kills: int, random: Random) -> None:
-    disk.budget_nbytes = 512 * MIB
-    seeds: dict[int, int] = {}
-    for seed in range(num_kills):
-        with disk.child("write", seed) as child:
-            assert child.stdout is not None
-            for _ in range(random.randrange(1, 12)):
-                seeds[seed] = int(child.stdout.readline())
-        await check_after_kill(disk, {seed: seeds[seed]})
-    await check_after_kill(disk, seeds)
-
-
-@pytest.mark.slow
-async def test_s3_after_kill_9_what_was_accepted_is_whole(disk: Disk) -> None:
-    await kill_writers(disk, 4, Random(0))
-
-
-@pytest.mark.soak
-async def test_s3_after_many_kills_what_was_accepted_is_whole(disk: Disk, is_full: bool) -> None:
-    await kill_writers(disk, 200 if is_full else 10, Random(1))
 
 
 @pytest.mark.slow

@@ -123,6 +123,7 @@ class Store:
     def put(self, items: Sequence[tuple[PageKey, Sequence[Buffer]]]) -> list[bool]:
         """Append what is not there yet; return what is there afterwards."""
         self._files.drop_unlinked()
+        self._appender.leave_removed()
         stamp = self._now()
         is_held: dict[PageKey, bool] = {}
         records: list[Record] = []

@@ -97,6 +97,12 @@ class Appender:
             self._active = _Active(segment, fd, capacity)
         return is_accepted
 
+    def leave_removed(self) -> None:
+        """Let go of the open segment where somebody has removed its file: nobody could read what
+        is written to a file without a name."""
+        if self._active is not None and os.fstat(self._active.fd).st_nlink == 0:
+            self.seal()
+
     def append(self, records: Sequence[Record]) -> list[Placed]:
         """Write records that fit, one behind the other. Nobody sees them before ``enter``."""
         active = self._active

@@ -377,7 +377,7 @@ class HiCache:
         lease.num_committed_pages = revoke.num_tokens // self.page_size
         del lease.slots[len(revoke.slots) :]
         assert lease.slots == revoke.slots
-        lease.loads.clear()
+        # Its other loads go on: what they bring may be among the tokens that stay valid.
         lease.is_revoked = True
         self._revoked.append(lease)
 
