@@ -1,5 +1,6 @@
 """Crashes, and other processes on the same store, on both disk backends."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -61,6 +62,19 @@ async def test_r9_what_a_crash_left_behind_is_swept(disk: Disk) -> None:
 
     async with disk.opened() as backend:
         assert disk.nbytes() <= before + NBYTES // 2
+        assert await read(backend, "a", NBYTES) == record("a", NBYTES)
+
+
+async def test_a_temporary_file_that_goes_while_it_is_looked_at_stops_no_opening(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk("file", tmp_path / "store", FakeClock())
+    await put_apart(disk, "a")
+    others = disk.path / "tmp" / f"{socket.gethostname()}~1~0~1~0.tmp"
+    others.write_bytes(b"its writer renames it at that moment")
+    monkeypatch.setattr(os, "kill", lambda pid, signal: others.unlink())
+
+    async with disk.opened() as backend:
         assert await read(backend, "a", NBYTES) == record("a", NBYTES)
 
 

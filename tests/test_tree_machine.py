@@ -330,7 +330,10 @@ class TreeMachine(RuleBasedStateMachine):
     def finish(self, pick: int, num_good: int) -> None:
         """Let the first pages arrive and the rest fail; but what is needed in L1 arrives."""
         op = self.operations.pop(pick % len(self.operations))
-        is_needed = any(node.leases for node in op.nodes) or op.nodes[-1].device.children
+        below = [child for node in op.nodes for child in node.children.values()]
+        is_needed = any(node.leases for node in op.nodes) or any(
+            child.device.num_pages for child in below if child not in op.nodes
+        )
         if op.target == "device" and is_needed:
             num_good = 100
         for prefix in op.pages:

@@ -158,9 +158,10 @@ class RecordFiles:
         num_swept = 0
         with os.scandir(self.temporary) as files:
             for file in files:
-                if _is_abandoned(file):
-                    os.unlink(file.path)
-                    num_swept += 1
+                with suppress(FileNotFoundError):  # that somebody has renamed it meanwhile
+                    if _is_abandoned(file):
+                        os.unlink(file.path)
+                        num_swept += 1
         return num_swept
 
     def claims(self, suffix: str) -> Iterator[str]:
