@@ -62,8 +62,11 @@ class DeviceConfig(Section):
     """L1: the memory that attention reads."""
 
     size: SizeText = "auto"
-    """Pages, tokens or bytes. auto: 85 % of free GPU memory; on a CPU 1/8 of what the machine,
-    or its cgroup, has free."""
+    """Pages, tokens or bytes. auto: a fraction of the GPU memory that is free once the model is
+    loaded and the largest batch has run; on a CPU 1/8 of what the machine, or its cgroup, has
+    free."""
+    fraction: Annotated[float, Field(gt=0, le=1)] = 0.85
+    """For size = auto on a GPU. What is left is for whatever else comes to need memory there."""
     eviction: EvictionPolicyName = "lru"
     """Which pages leave first."""
     low_water: Annotated[float, Field(ge=0, le=0.5)] = 0.05

@@ -7,6 +7,7 @@ take the ``root`` under which ``/proc`` and ``/sys`` lie; nothing here remembers
 Linux only. Where something cannot be read it is taken not to be a limit.
 """
 
+import ctypes
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -16,15 +17,26 @@ from hicache.errors import ConfigError
 
 ROOT = Path("/")
 
+_LIMITS = {"Max address space": "VmSize", "Max data size": "VmData"}
+"""What bounds the memory that a process can map, and what of it is used."""
+
+_MBIND = {"x86_64": 237, "aarch64": 235}
+"""The number of the system call, which the C library does not offer."""
+
+_MPOL_PREFERRED = 1
+_LONG_BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
+
 
 def available_nbytes(root: Path = ROOT) -> int:
     """Return the bytes of memory that this process can still take without being killed.
 
-    The least of what the machine has available and of what each cgroup has left. Page cache of
-    a cgroup counts as left, but for half of what is in active use.
+    The least of what the machine has available, of what each cgroup has left, and of what
+    ``ulimit`` lets this process map. Page cache of a cgroup counts as left, but for half of what
+    is in active use.
     Raises ``ConfigError`` where the machine does not tell.
     """
-    left = (_memory_left(group) for group in _groups(root, "memory"))
+    left = [_memory_left(group) for group in _groups(root, "memory")]
+    left += [_left_of_limit(root, limit, used) for limit, used in _LIMITS.items()]
     return min([_meminfo(root, "MemAvailable"), *(nbytes for nbytes in left if nbytes is not None)])
 
 
@@ -43,6 +55,38 @@ def num_cpus(root: Path = ROOT) -> int:
     counts: list[float] = [_count_ranges(allowed) if allowed else os.cpu_count() or 1]
     counts += [quota for group in _groups(root, "cpu") if (quota := _cpu_quota(group)) is not None]
     return max(1, int(min(counts)))
+
+
+def numa_node(pci_address: str, root: Path = ROOT) -> int | None:
+    """Return the NUMA node that a PCI device (``0000:41:00.0``) is attached to.
+
+    ``None`` where the machine has one node only, or does not tell.
+    """
+    nodes = _read(root / "sys/devices/system/node/online").strip()
+    if not nodes or _count_ranges(nodes) < 2:
+        return None
+    text = _read(root / "sys/bus/pci/devices" / pci_address.lower() / "numa_node").strip()
+    return int(text) if text.isdigit() else None  # -1: the firmware does not know
+
+
+def prefer_node(address: int, nbytes: int, node: int) -> bool:
+    """Have memory that is not touched yet come from a NUMA node while that has some left.
+
+    ``address`` is where a page of the system begins. False where the system refuses.
+    """
+    number = _MBIND.get(os.uname().machine)
+    if number is None:
+        return False
+    mask = (ctypes.c_ulong * (node // _LONG_BITS + 1))()
+    mask[node // _LONG_BITS] = 1 << node % _LONG_BITS
+    syscall = ctypes.CDLL(None, use_errno=True).syscall
+    syscall.restype = ctypes.c_long
+    arguments = (address, nbytes, _MPOL_PREFERRED)
+    num_bits = len(mask) * _LONG_BITS + 1  # the kernel takes one off
+    longs = [ctypes.c_ulong(number) for number in (number, *arguments)]
+    return (
+        int(syscall(*longs, ctypes.byref(mask), ctypes.c_ulong(num_bits), ctypes.c_ulong(0))) == 0
+    )
 
 
 def cpu_model(root: Path = ROOT) -> str:
@@ -94,6 +138,18 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
                 group = mount.joinpath(*parts[:depth])
                 if group.is_dir():
                     yield group
+
+
+def _left_of_limit(root: Path, limit: str, used: str) -> int | None:
+    """Return what a limit of this process leaves; ``None`` for one that is none."""
+    for line in _read(root / "proc/self/limits").splitlines():
+        if line.startswith(limit):
+            most = line.removeprefix(limit).split()[0]
+            if not most.isdigit():
+                return None
+            amount = _fields(root / "proc/self/status").get(used, "").split()[0:1]
+            return max(0, int(most) - 1024 * int(amount[0] if amount else 0))
+    return None
 
 
 def _memory_limit(group: Path) -> int | None:

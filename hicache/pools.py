@@ -7,11 +7,12 @@ page faults and a machine that is too small says so at once.
 
 import logging
 import mmap
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import gcd
 from pathlib import Path
-from typing import Literal, Protocol, SupportsInt, cast
+from typing import ClassVar, Literal, Protocol, SupportsInt, cast
 
 import torch
 
@@ -27,7 +28,7 @@ Progress = Callable[[int, int], None]
 
 _CHUNK_NBYTES = 256 << 20
 _OS_PAGE_NBYTES = mmap.PAGESIZE
-_SHARES = {"device": 1 / 8, "cuda": 0.85, "host": 1 / 4}
+_SHARES = {"device": 1 / 8, "host": 1 / 4}
 
 
 class DevicePool:
@@ -88,21 +89,26 @@ class HostPool:
         registrar: Registrar | None = None,
         progress: Progress | None = None,
         chunk_nbytes: int = _CHUNK_NBYTES,
+        numa_node: int | None = None,
     ) -> None:
-        """Raise ``ConfigError`` where the memory is not to be had. The pages are zero."""
+        """Raise ``ConfigError`` where the memory is not to be had. The pages are zero.
+
+        ``numa_node`` is where it should be, as near to the device as can be.
+        """
         self.layout = layout
         self.num_pages = num_pages
         self.page_nbytes = layout.page_nbytes
         self.chunk_pages = _chunk_pages(layout.page_nbytes, chunk_nbytes) if registrar else 0
         """Slots a chunk that is pinned by itself; 0 where nothing is pinned."""
-        self.memory = _memory(num_pages * layout.page_nbytes, "L2")
+        self.memory = _memory(num_pages * layout.page_nbytes, "L2", is_pinned=registrar is not None)
         """The same bytes, flat: slot ``i`` from ``i * page_nbytes`` on. Writable."""
         flat = _flat(self.memory)
         self._registrar = registrar
         self._registered: list[int] = []
-        _touch(flat, progress)
-        if registrar is not None:
-            self._register(flat, registrar)
+        if numa_node is not None and flat.numel():
+            has_node = machine.prefer_node(flat.data_ptr(), flat.numel(), numa_node)
+            logger.info("L2 is on NUMA node %d%s", numa_node, "" if has_node else ", or elsewhere")
+        self._prepare(flat, registrar, progress)
         self.pages = flat.view(_dtype(layout)).view(num_pages, *layout.page_shape)
 
     @property
@@ -116,29 +122,44 @@ class HostPool:
         while self._registered and self._registrar is not None:
             self._registrar.unregister(self._registered.pop())
 
-    def _register(self, flat: torch.Tensor, registrar: Registrar) -> None:
-        chunk_nbytes = self.chunk_pages * self.page_nbytes
+    def _prepare(
+        self, flat: torch.Tensor, registrar: Registrar | None, progress: Progress | None
+    ) -> None:
+        """Touch the memory and pin it, chunk by chunk."""
+        chunk_nbytes = self.chunk_pages * self.page_nbytes or _CHUNK_NBYTES
         for start in range(0, flat.numel(), chunk_nbytes):
-            nbytes = min(chunk_nbytes, flat.numel() - start)
-            if not registrar.register(flat.data_ptr() + start, nbytes):
-                logger.warning(
-                    "the system refused to pin L2 beyond %s of %s (see ulimit -l): "
-                    "copies of the rest are slower",
-                    _gb(start),
-                    _gb(flat.numel()),
-                )
-                return
-            self._registered.append(flat.data_ptr() + start)
+            chunk = flat[start : start + chunk_nbytes]
+            chunk.zero_()
+            if registrar is not None:
+                if registrar.register(chunk.data_ptr(), chunk.numel()):
+                    self._registered.append(chunk.data_ptr())
+                else:
+                    registrar = None
+                    logger.warning(
+                        "the system refused to pin L2 beyond %s of %s (see ulimit -l): copies of "
+                        "the rest are slower, and hold up the step",
+                        _gb(start),
+                        _gb(flat.numel()),
+                    )
+            if progress is not None:
+                progress(start + chunk.numel(), flat.numel())
 
 
 class CudaRegistrar:
     """Pins memory with the CUDA runtime, for all devices of the process."""
 
     _PORTABLE = 1
+    _pinned: ClassVar[dict[int, int]] = {}
+
+    @classmethod
+    def pinned_nbytes(cls) -> int:
+        """Return what this process has pinned so and not released."""
+        return sum(cls._pinned.values())
 
     def register(self, address: int, nbytes: int) -> bool:
         """Pin memory; False where the system refuses."""
         if int(_cudart().cudaHostRegister(address, nbytes, self._PORTABLE)) == 0:
+            self._pinned[address] = nbytes
             return True
         # The runtime remembers the refusal and torch would raise it at its next launch, which
         # knows nothing of it: let a launch of ours have it.
@@ -151,6 +172,7 @@ class CudaRegistrar:
     def unregister(self, address: int) -> None:
         """Release memory that was pinned from this address on."""
         _cudart().cudaHostUnregister(address)
+        self._pinned.pop(address, None)
 
 
 class _Cudart(Protocol):
@@ -165,6 +187,37 @@ def _cudart() -> _Cudart:
 # ---------------------------------------------------------------- how many pages
 
 
+class LoggedProgress:
+    """Says now and then how far a pool is, where that takes longer than a moment."""
+
+    def __init__(
+        self, name: str, every_s: float = 5.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._name = name
+        self._every_s = every_s
+        self._clock = clock
+        self._said = clock()
+
+    def __call__(self, done_nbytes: int, nbytes: int) -> None:
+        """Take note; log where the last time is long ago."""
+        now = self._clock()
+        if now - self._said >= self._every_s and done_nbytes < nbytes:
+            self._said = now
+            logger.info("%s: %s of %s are ready", self._name, _gb(done_nbytes), _gb(nbytes))
+
+
+def node_of(device: torch.device) -> int | None:
+    """Return the NUMA node that a GPU is attached to; ``None`` where there is no choice."""
+    if device.type != "cuda":
+        return None
+    found = torch.cuda.get_device_properties(device)
+    numbers = [getattr(found, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    domain, bus, slot = numbers
+    if domain is None or bus is None or slot is None:
+        return None  # an older torch
+    return machine.numa_node(f"{domain:04x}:{bus:02x}:{slot:02x}.0")
+
+
 @dataclass(frozen=True, slots=True)
 class _Tier:
     setting: str
@@ -173,14 +226,22 @@ class _Tier:
 
 
 def num_device_pages(
-    size: str, layout: KVLayout, device: str = "cpu", root: Path = machine.ROOT
+    size: str,
+    layout: KVLayout,
+    device: str = "cpu",
+    root: Path = machine.ROOT,
+    fraction: float = 0.85,
 ) -> int:
-    """Return how many pages a setting gives L1; raise ``ConfigError`` where they do not fit."""
+    """Return how many pages a setting gives L1; raise ``ConfigError`` where they do not fit.
+
+    On a GPU ``auto`` is a ``fraction`` of what is free there now: ask when the model is loaded
+    and a forward as large as they come has run, so that what torch keeps for it is taken already.
+    """
     if torch.device(device).type == "cpu":
         tier = _Tier("cache.device.size", _SHARES["device"], machine.available_nbytes(root))
     else:
         free, _ = torch.cuda.mem_get_info(device)
-        tier = _Tier("cache.device.size", _SHARES["cuda"], free)
+        tier = _Tier("cache.device.size", fraction, free)
     if size == "none":
         raise ConfigError("cache.device.size: attention reads L1, so there must be one")
     return _num_pages(size, layout, tier)
@@ -216,10 +277,11 @@ def _num_pages(size: str, layout: KVLayout, tier: _Tier) -> int:
 # ---------------------------------------------------------------- memory
 
 
-def _memory(nbytes: int, name: Literal["L1", "L2"]) -> memoryview:
+def _memory(nbytes: int, name: Literal["L1", "L2"], *, is_pinned: bool = False) -> memoryview:
     """Return memory in a mapping of its own, so that it starts at a page of the system.
 
-    It is unmapped when the last view of it goes.
+    It is unmapped when the last view of it goes. Memory that will be pinned is not there in
+    children: after a fork, who writes first gets a copy, and the device would keep the other.
     """
     if nbytes == 0:
         return memoryview(bytearray())
@@ -231,6 +293,8 @@ def _memory(nbytes: int, name: Literal["L1", "L2"]) -> memoryview:
         mapping.madvise(mmap.MADV_HUGEPAGE)
     except OSError as error:
         logger.debug("no huge pages: %s", error)
+    if is_pinned:
+        mapping.madvise(mmap.MADV_DONTFORK)
     return memoryview(mapping)
 
 

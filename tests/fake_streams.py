@@ -13,6 +13,7 @@ from functools import partial
 
 from torch import Tensor
 
+from hicache.transfer.runs import Run
 from hicache.transfer.streams import Event, Stream
 
 Fence = tuple[str, str]
@@ -27,8 +28,7 @@ class FakeEvent:
     is_passed: bool = False
 
     def query(self) -> bool:
-        if self.recorder.gpu.is_broken:
-            raise RuntimeError("unspecified launch failure")
+        self.recorder.gpu.fail_if_broken()
         return self.is_passed
 
 
@@ -42,10 +42,12 @@ class FakeStream:
 
     def wait_event(self, event: Event) -> None:
         assert isinstance(event, FakeEvent)
+        self.gpu.waits.append((self.name, event.recorder.name))
         if (self.name, event.recorder.name) not in self.gpu.missing:
             self.work.append(lambda: event.is_passed)
 
     def record_event(self) -> FakeEvent:
+        self.gpu.fail_if_broken()
         event = FakeEvent(self)
 
         def record() -> bool:
@@ -57,8 +59,7 @@ class FakeStream:
 
     def synchronize(self) -> None:
         self.gpu.num_synchronized += 1
-        if self.gpu.is_broken:
-            raise RuntimeError("unspecified launch failure")
+        self.gpu.fail_if_broken()
         self.gpu.run()
 
     def step(self) -> bool:
@@ -76,13 +77,23 @@ class FakeGpu:
         self.missing = missing
         """Fences that are left out, to see that they are needed."""
         self.is_broken = False
+        self.copies_rows = True
+        self.launches: list[list[int]] = []
+        """Pages of each copy, in each call."""
         self.num_synchronized = 0
         self.copies_until_failure: int | None = None
+        self.waits: list[Fence] = []
+        """Who waited for whom, in the order in which it was asked for."""
         self.log: list[str] = []
         """What the streams did, by name of the stream or of the computation."""
         self.streams = {"compute": FakeStream(self, "compute")}
         self._current = self.streams["compute"]
         self._used = self._current
+
+    def fail_if_broken(self) -> None:
+        """Raise what a GPU raises at every call after it has failed."""
+        if self.is_broken:
+            raise RuntimeError("unspecified launch failure")
 
     def current(self) -> Stream:
         return self._current
@@ -112,15 +123,18 @@ class FakeGpu:
         assert end.query()
         return 0.001
 
-    def copy(self, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-        for target, source in zip(targets, sources, strict=True):
-            assert target.is_contiguous()
-            assert source.is_contiguous()
+    def copy(self, target: Tensor, source: Tensor, chosen: Sequence[Run], part: slice) -> None:
+        self.launches.append([run.length for run in chosen])
+        for from_slot, to_slot, length in chosen:
+            is_whole = part == slice(0, target.shape[1])
+            assert is_whole or self.copies_rows or length == 1
             if self.copies_until_failure is not None:
                 self.copies_until_failure -= 1
                 if self.copies_until_failure < 0:
                     raise RuntimeError("invalid argument")
-            self._give(self._used, self._used.name, partial(target.copy_, source))
+            rows = source[from_slot : from_slot + length, part]
+            into = target[to_slot : to_slot + length, part]
+            self._give(self._used, self._used.name, partial(into.copy_, rows))
 
     def launch(self, name: str, computation: Callable[[], object]) -> None:
         """Give a computation to the current stream."""

@@ -1,5 +1,7 @@
 """What a process may use, told by fake ``/proc`` and ``/sys`` trees."""
 
+import ctypes
+import mmap
 from pathlib import Path
 
 import pytest
@@ -175,3 +177,51 @@ def test_free_disk_is_told_of_a_path_that_does_not_exist_yet(tmp_path: Path) -> 
 def test_this_machine_tells_what_it_has() -> None:
     assert 0 < machine.available_nbytes() <= machine.total_nbytes()
     assert machine.num_cpus() >= 1
+
+
+# ---------------------------------------------------------------- limits of the process
+
+
+def test_what_ulimit_leaves_counts(tmp_path: Path) -> None:
+    files: dict[str, str | int] = {
+        "proc/self/limits": "Limit                     Soft Limit    Hard Limit    Units\n"
+        "Max data size             unlimited     unlimited     bytes\n"
+        "Max address space         8000000000    unlimited     bytes",
+        "proc/self/status": "VmSize:\t 1000000 kB\nVmData:\t 500000 kB",
+    }
+    root = bare(tmp_path, "0::/", files)
+
+    assert machine.available_nbytes(root) == 8 * GB - 1024 * 10**6
+
+
+# ---------------------------------------------------------------- NUMA
+
+
+@pytest.mark.parametrize(
+    ("online", "told", "expected"),
+    [("0-1", "1", 1), ("0,2", "2", 2), ("0", "0", None), ("0-1", "-1", None), ("0-1", "", None)],
+)
+def test_a_device_has_a_node_where_there_are_several_and_it_is_known(
+    online: str, told: str, expected: int | None, tmp_path: Path
+) -> None:
+    files: dict[str, str | int] = {
+        "sys/devices/system/node/online": online,
+        "sys/bus/pci/devices/0000:ab:00.0/numa_node": told,
+    }
+
+    assert machine.numa_node("0000:AB:00.0", tree(tmp_path, files)) == expected
+
+
+def test_a_machine_that_tells_nothing_has_no_nodes(tmp_path: Path) -> None:
+    assert machine.numa_node("0000:ab:00.0", tmp_path) is None
+
+
+def test_memory_stays_usable_whether_the_system_takes_a_preference_or_not() -> None:
+    memory = mmap.mmap(-1, 1 << 20)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+    answers = [machine.prefer_node(address, 1 << 20, node) for node in (0, 70)]
+    memory[:4] = b"here"
+
+    assert answers[1] is False, "there is no node 70"
+    assert memory[:4] == b"here"

@@ -9,7 +9,14 @@ import torch
 
 from hicache.errors import ConfigError
 from hicache.layout import ITEM_NBYTES, KVLayout
-from hicache.pools import DevicePool, HostPool, num_device_pages, num_host_pages
+from hicache.pools import (
+    DevicePool,
+    HostPool,
+    LoggedProgress,
+    node_of,
+    num_device_pages,
+    num_host_pages,
+)
 
 LAYOUT = KVLayout(num_layers=2, num_kv_heads=2, head_dim=8, dtype="float32", page_size=4)
 BIG = KVLayout(num_layers=32, num_kv_heads=8, head_dim=128, dtype="bfloat16", page_size=64)
@@ -135,6 +142,55 @@ def test_memory_that_cannot_be_pinned_is_used_with_a_warning(
     pool.close()
 
 
+def test_what_could_be_pinned_before_a_refusal_stays_so(caplog: pytest.LogCaptureFixture) -> None:
+    registrar = FakeRegistrar(limit=2)
+    layout = KVLayout(2, 1, 256, "float32", 2)  # 8,192 bytes a page
+
+    with caplog.at_level(logging.WARNING, "hicache.pools"):
+        pool = HostPool(layout, 10, registrar, chunk_nbytes=2 * 8192)
+
+    assert len(registrar.pinned) == 2
+    assert not pool.is_pinned
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert pool.chunk_pages == 2, "copies must not cross from what is pinned into what is not"
+    pool.close()
+    assert registrar.pinned == {}
+
+
+def test_memory_is_pinned_chunk_by_chunk_as_it_is_touched() -> None:
+    told: list[tuple[int, int]] = []
+    registrar = FakeRegistrar()
+    layout = KVLayout(2, 1, 256, "float32", 2)
+
+    def progress(done: int, total: int) -> None:
+        told.append((done, len(registrar.pinned)))
+
+    HostPool(layout, 5, registrar, progress, chunk_nbytes=2 * 8192)
+
+    assert told == [(2 * 8192, 1), (4 * 8192, 2), (5 * 8192, 3)]
+
+
+def test_l2_is_right_wherever_it_should_be() -> None:
+    pool = HostPool(LAYOUT, 8, numa_node=0)
+
+    pool.pages[3] = 2.0
+
+    assert pool.pages.sum() == 2.0 * pool.pages[3].numel()
+
+
+def test_progress_that_takes_long_is_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    now = [0.0]
+    progress = LoggedProgress("L2", every_s=5.0, clock=lambda: now[0])
+
+    with caplog.at_level(logging.INFO, "hicache.pools"):
+        for second in range(12):
+            now[0] = float(second)
+            progress(second * 10**9, 11 * 10**9)
+
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["L2: 5 GB of 11 GB are ready", "L2: 10 GB of 11 GB are ready"]
+
+
 def test_memory_without_a_gpu_is_not_pinned() -> None:
     pool = HostPool(LAYOUT, 8)
 
@@ -159,6 +215,19 @@ def test_auto_is_a_share_of_what_the_machine_has(tmp_path: Path) -> None:
 
     assert num_host_pages("auto", LAYOUT, root) == (16 << 20) // 1024
     assert num_device_pages("auto", LAYOUT, "cpu", root) == (8 << 20) // 1024
+
+
+def test_auto_is_a_fraction_of_what_is_free_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 << 20, 80 << 20))
+
+    assert num_device_pages("auto", LAYOUT, "cuda") == int((10 << 10) * 0.85)
+    assert num_device_pages("auto", LAYOUT, "cuda", fraction=0.5) == 5 << 10
+    with pytest.raises(ConfigError, match=r"but 0\.0105 GB are available"):
+        num_device_pages("20MB", LAYOUT, "cuda")
+
+
+def test_a_cpu_has_no_node_to_be_near_to() -> None:
+    assert node_of(torch.device("cpu")) is None
 
 
 def test_no_l2_is_a_choice_but_no_l1_is_not(tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
-"""Copies on streams: every fence is there, and each is needed."""
+"""Copies on streams: in which order, in which pieces, and what comes of failures."""
 
 from array import array
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -13,151 +12,11 @@ from hicache.events import Finished, OpId
 from hicache.layout import KVLayout
 from hicache.pools import CudaRegistrar, DevicePool, HostPool
 from hicache.transfer import CudaTransfer, open_transfer
-from tests.fake_streams import FakeGpu, Fence
+from hicache.transfer.cuda import count_layer_groups
+from hicache.transfer.runs import Run
+from tests.fake_streams import FakeGpu
 from tests.test_pools import FakeRegistrar
-
-LAYOUT = KVLayout(num_layers=4, num_kv_heads=1, head_dim=2, dtype="float32", page_size=2)
-NUM_PAGES = 8
-OP = OpId(1)
-
-
-class Bench:
-    """Pools of marked pages and a transfer between them, on a fake GPU."""
-
-    def __init__(
-        self,
-        missing: frozenset[Fence] = frozenset(),
-        num_pages: int = NUM_PAGES,
-        num_layer_groups: int | None = 2,
-        max_waiting_pages: int = 10_000,
-    ) -> None:
-        self.gpu = FakeGpu(missing)
-        self.device = DevicePool(LAYOUT, num_pages)
-        self.host = HostPool(LAYOUT, num_pages, FakeRegistrar(), chunk_nbytes=1)
-        for slot in range(num_pages):
-            self.device.pages[slot] = slot
-            self.host.pages[slot] = 100 + slot
-        self.transfer = CudaTransfer(
-            self.device, self.host, self.gpu, num_layer_groups, max_waiting_pages
-        )
-
-    def write(self, slot: int, value: float) -> None:
-        """Compute a page of L1."""
-        self.gpu.launch("forward", lambda: self.device.pages[slot].fill_(value))
-
-    def read(self, slot: int, into: list[Tensor]) -> None:
-        """Compute something that reads a page of L1."""
-        self.gpu.launch("forward", lambda: into.append(self.device.pages[slot].clone()))
-
-
-def slots(*numbers: int) -> "array[int]":
-    return array("i", numbers)
-
-
-def is_all(pages: Tensor, value: float) -> bool:
-    return bool((pages == value).all())
-
-
-# ---------------------------------------------------------------- each fence, with and without
-# A scenario returns whether the bytes are right at the worst possible speed of the streams.
-
-
-def a_load_comes_after_the_forward_that_wrote_its_slots(bench: Bench) -> bool:
-    bench.write(3, -1)
-    bench.transfer.load(OP, slots(0), slots(3))
-    bench.gpu.run("load")
-    return is_all(bench.device.pages[3], 100)
-
-
-def a_load_comes_after_the_forward_that_reads_its_slots(bench: Bench) -> bool:
-    seen: list[Tensor] = []
-    bench.read(3, seen)
-    bench.transfer.load(OP, slots(0), slots(3))
-    bench.gpu.run("load")
-    return is_all(seen[0], 3)
-
-
-def a_load_comes_after_a_forward_in_another_stream(bench: Bench) -> bool:
-    with bench.gpu.computing_in("graph"):
-        bench.write(3, -1)
-        bench.transfer.fence()
-    bench.transfer.load(OP, slots(0), slots(3))
-    bench.gpu.run("load")
-    return is_all(bench.device.pages[3], 100)
-
-
-def a_copied_page_comes_after_the_forward_that_computed_it(bench: Bench) -> bool:
-    bench.write(2, -1)
-    bench.transfer.copy_page(OP, "device", 2, 5)
-    bench.gpu.run("load")
-    return is_all(bench.device.pages[5], -1)
-
-
-def a_back_up_comes_after_the_forward_that_computed_it(bench: Bench) -> bool:
-    bench.write(2, -1)
-    bench.transfer.back_up(OP, slots(2), slots(6))
-    bench.gpu.run("back_up")
-    return is_all(bench.host.pages[6], -1)
-
-
-def a_back_up_comes_after_a_forward_in_another_stream(bench: Bench) -> bool:
-    with bench.gpu.computing_in("graph"):
-        bench.write(2, -1)
-        bench.transfer.fence()
-    bench.transfer.back_up(OP, slots(2), slots(6))
-    bench.gpu.run("back_up")
-    return is_all(bench.host.pages[6], -1)
-
-
-def attention_comes_after_the_load(bench: Bench) -> bool:
-    seen: list[Tensor] = []
-    bench.transfer.load(OP, slots(0, 1), slots(3, 4))
-
-    def attend(layer: int) -> None:
-        seen.append(bench.device.pages[[3, 4], layer].clone())
-
-    for layer in range(LAYOUT.num_layers):
-        bench.transfer.wait(OP, layer)
-        bench.gpu.launch("forward", partial(attend, layer))
-    bench.gpu.run("compute")
-    return all(is_all(pages[0], 100) and is_all(pages[1], 101) for pages in seen)
-
-
-def attention_comes_after_the_copied_page(bench: Bench) -> bool:
-    seen: list[Tensor] = []
-    bench.transfer.copy_page(OP, "host", 1, 5)
-    bench.transfer.wait(OP, LAYOUT.num_layers - 1)
-    bench.read(5, seen)
-    bench.gpu.run("compute")
-    return is_all(seen[0], 101)
-
-
-SCENARIOS: list[tuple[Callable[[Bench], bool], Fence]] = [
-    (a_load_comes_after_the_forward_that_wrote_its_slots, ("load", "compute")),
-    (a_load_comes_after_the_forward_that_reads_its_slots, ("load", "compute")),
-    (a_load_comes_after_a_forward_in_another_stream, ("load", "graph")),
-    (a_copied_page_comes_after_the_forward_that_computed_it, ("load", "compute")),
-    (a_back_up_comes_after_the_forward_that_computed_it, ("back_up", "compute")),
-    (a_back_up_comes_after_a_forward_in_another_stream, ("back_up", "graph")),
-    (attention_comes_after_the_load, ("compute", "load")),
-    (attention_comes_after_the_copied_page, ("compute", "load")),
-]
-NAMES = [scenario.__name__ for scenario, _ in SCENARIOS]
-
-
-@pytest.mark.parametrize("scenario", [scenario for scenario, _ in SCENARIOS], ids=NAMES)
-def test_bytes_are_right_at_any_speed_of_the_streams(scenario: Callable[[Bench], bool]) -> None:
-    bench = Bench()
-
-    assert scenario(bench)
-    assert bench.gpu.num_synchronized == 0, "the step was held up"
-
-
-@pytest.mark.parametrize(("scenario", "fence"), SCENARIOS, ids=NAMES)
-def test_bytes_are_wrong_without_the_fence(scenario: Callable[[Bench], bool], fence: Fence) -> None:
-    """Else the test above would prove nothing."""
-    assert not scenario(Bench(missing=frozenset([fence])))
-
+from tests.transfer_scenes import OP, Bench, is_all, slots
 
 # ---------------------------------------------------------------- order and overlap
 
@@ -251,28 +110,57 @@ def test_small_pages_are_not_cut_by_layer() -> None:
 
 
 def test_no_copy_crosses_from_one_pinned_chunk_into_the_next() -> None:
-    copied: list[tuple[int, int]] = []
+    copied: list[Run] = []
 
     class Watching(FakeGpu):
-        def copy(self, targets: object, sources: object) -> None:
-            assert isinstance(targets, list)
-            assert isinstance(sources, list)
-            copied.extend((t.data_ptr(), t.nbytes) for t in [*targets, *sources])
-            super().copy(targets, sources)
+        def copy(self, target: Tensor, source: Tensor, chosen: Sequence[Run], part: slice) -> None:
+            copied.extend(chosen)
+            super().copy(target, source, chosen, part)
 
     layout = KVLayout(2, 1, 256, "float32", 2)  # 8,192 bytes a page
     device = DevicePool(layout, 16)
     host = HostPool(layout, 16, FakeRegistrar(), chunk_nbytes=3 * 8192)
-    transfer = CudaTransfer(device, host, gpu := Watching(), num_layer_groups=1)
+    transfer = CudaTransfer(device, host, gpu := Watching(), num_layer_groups=2)
 
     transfer.load(OpId(1), array("i", range(16)), array("i", range(16)))
     transfer.back_up(OpId(2), array("i", range(16)), array("i", range(16)))
     gpu.run()
 
-    start, end = host.pages.data_ptr(), host.pages.data_ptr() + host.pages.nbytes
-    inside = [(at - start, nbytes) for at, nbytes in copied if start <= at < end]
-    assert len(inside) == 12
-    assert all(at // 24576 == (at + nbytes - 1) // 24576 for at, nbytes in inside)
+    assert len(copied) == 3 * 6
+    assert all(at // 3 == (at + length - 1) // 3 for at, _, length in copied)
+
+
+def test_neighbouring_pages_are_one_copy_a_layer_group() -> None:
+    bench = Bench(num_layer_groups=2)
+
+    bench.transfer.load(OP, slots(0, 1, 2, 7), slots(4, 5, 6, 0))
+
+    assert bench.gpu.launches == [[3, 1], [3, 1]]
+
+
+def test_parts_of_pages_are_copied_one_by_one_where_rows_cannot_be() -> None:
+    bench = Bench(num_layer_groups=2)
+    bench.gpu.copies_rows = False
+
+    bench.transfer.load(OP, slots(0, 1, 2, 7), slots(4, 5, 6, 0))
+    bench.transfer.back_up(OpId(2), slots(1, 2), slots(1, 2))
+    bench.gpu.run()
+
+    assert bench.gpu.launches == [[1, 1, 1, 1], [1, 1, 1, 1], [2]]
+    assert bench.device.pages[:, 0, 0, 0, 0, 0].tolist() == [107, 1, 2, 3, 100, 101, 102, 7]
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [
+        (KVLayout(32, 8, 128, "bfloat16", 64), 8),  # 8 MiB a page: an 8B Llama
+        (KVLayout(32, 8, 128, "bfloat16", 16), 4),
+        (KVLayout(30, 3, 64, "bfloat16", 16), 1),
+        (KVLayout(2, 8, 128, "bfloat16", 4096), 2),
+    ],
+)
+def test_layer_groups_are_many_but_not_small(layout: KVLayout, expected: int) -> None:
+    assert count_layer_groups(layout) == expected
 
 
 # ---------------------------------------------------------------- failures
@@ -322,7 +210,61 @@ def test_a_gpu_that_fails_fails_its_copies() -> None:
     assert bench.transfer.drain() == [Finished(OP, [False, False])]
 
 
+def test_what_a_broken_gpu_cannot_be_given_fails_and_raises_nothing() -> None:
+    bench = Bench()
+    bench.gpu.is_broken = True
+
+    bench.transfer.load(OpId(1), slots(0, 1), slots(3, 4))
+    bench.transfer.back_up(OpId(2), slots(5), slots(5))
+    bench.transfer.wait(OpId(1), 0)
+
+    assert bench.transfer.drain() == [Finished(OpId(1), [False] * 2), Finished(OpId(2), [False])]
+
+
+def test_a_gpu_that_breaks_between_two_parts_fails_the_whole_copy() -> None:
+    bench = Bench(num_pages=1400)
+    odd = array("i", range(1, 1400, 2))
+    bench.transfer.load(OP, odd, odd)  # more than the stream takes at once
+    bench.gpu.is_broken = True
+
+    bench.transfer.wait(OP, 3)
+
+    assert bench.transfer.drain() == [Finished(OP, [False] * 700)]
+
+
 # ---------------------------------------------------------------- queues
+
+
+def test_a_load_is_put_as_far_as_there_is_room_and_then_for_whom_it_is_waited() -> None:
+    bench = Bench(num_pages=1400, num_layer_groups=2)
+    odd = array("i", range(1, 1400, 2))
+
+    bench.transfer.load(OP, odd, odd)
+    at_once = sum(map(len, bench.gpu.launches))
+    bench.transfer.wait(OP, 1)
+    first_group = sum(map(len, bench.gpu.launches))
+    bench.transfer.wait(OP, 2)
+    both = sum(map(len, bench.gpu.launches))
+    bench.gpu.run()
+
+    assert (at_once, first_group, both) == (512, 700, 1400)
+    assert bench.transfer.drain() == [Finished(OP, [True] * 700)]
+    assert bench.gpu.num_synchronized == 0
+
+
+def test_a_load_that_nobody_waits_for_goes_on_as_the_stream_has_room() -> None:
+    bench = Bench(num_pages=1400, num_layer_groups=2)
+    odd = array("i", range(1, 1400, 2))
+    bench.transfer.load(OP, odd, odd)
+    bench.transfer.copy_page(OpId(2), "device", 699, 0)  # which the load brings
+
+    finished: list[Finished] = []
+    for _ in range(4):
+        bench.gpu.run()
+        finished += bench.transfer.drain()
+
+    assert [ended.op for ended in finished] == [OP, 2]
+    assert is_all(bench.device.pages[0], 100 + 699)
 
 
 def test_back_ups_wait_while_their_stream_is_full() -> None:
@@ -333,14 +275,13 @@ def test_back_ups_wait_while_their_stream_is_full() -> None:
 
     bench.transfer.back_up(OpId(2), slots(0), slots(2))
     waiting = len(bench.gpu.streams["back_up"].work)
-    bench.gpu.run()
-    first = bench.transfer.drain()
-    bench.gpu.run()
-    second = bench.transfer.drain()
+    finished = []
+    for _ in range(3):
+        bench.gpu.run()
+        finished.append([ended.op for ended in bench.transfer.drain()])
 
     assert waiting == in_stream
-    assert [finished.op for finished in first] == [1]
-    assert [finished.op for finished in second] == [2]
+    assert finished == [[], [1, 2], []]
     assert is_all(bench.host.pages[2], 0)
 
 

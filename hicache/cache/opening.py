@@ -12,7 +12,15 @@ from hicache.layout import KVLayout
 from hicache.machine import free_disk_nbytes, used_disk_nbytes
 from hicache.planner import Planner, PlannerConfig
 from hicache.plugins import make_backend
-from hicache.pools import CudaRegistrar, DevicePool, HostPool, num_device_pages, num_host_pages
+from hicache.pools import (
+    CudaRegistrar,
+    DevicePool,
+    HostPool,
+    LoggedProgress,
+    node_of,
+    num_device_pages,
+    num_host_pages,
+)
 from hicache.prefetch import BestEffort, PrefetchPolicy, Timeout, WaitComplete
 from hicache.sizes import Size
 from hicache.storage import StorageBackend
@@ -94,8 +102,17 @@ def open_parts(
         path = _store_path(config.storage)
         store_nbytes = _store_nbytes(config.storage, layout, path)
         backend = _backend(config.storage, path, store_nbytes)
-    device_pool = DevicePool(layout, num_device_pages(config.device.size, layout, device), device)
-    host_pool = HostPool(layout, host_pages, CudaRegistrar() if device_pool.is_cuda else None)
+    device_pages = num_device_pages(
+        config.device.size, layout, device, fraction=config.device.fraction
+    )
+    device_pool = DevicePool(layout, device_pages, device, LoggedProgress("L1"))
+    host_pool = HostPool(
+        layout,
+        host_pages,
+        CudaRegistrar() if device_pool.is_cuda else None,
+        LoggedProgress("L2"),
+        numa_node=node_of(device_pool.pages.device),
+    )
     store = None
     wake = threading.Event()
     if backend is not None:

@@ -20,12 +20,13 @@ the last ``fence``, which may have been another stream.
 
 import logging
 from array import array
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from hicache.actions import Tier
@@ -33,17 +34,24 @@ from hicache.errors import TransferError
 from hicache.events import Finished, OpId
 from hicache.layout import KVLayout
 from hicache.transfer.base import Pool, Transfer
+from hicache.transfer.lane import Copy, Lane, Part
 from hicache.transfer.runs import Run, pieces, runs
-from hicache.transfer.streams import Event, Stream, Streams
+from hicache.transfer.streams import Event, Streams
 
 logger = logging.getLogger(__name__)
 
-_MAX_LAYER_GROUPS = 4
-_GROUP_NBYTES = 256 << 10
-"""Least bytes of a page that are a copy of their own: a copy costs microseconds to launch."""
+_MAX_LAYER_GROUPS = 8
+"""Of a load whose copies keep up with the computation, one group's time is not hidden."""
+
+_GROUP_NBYTES = 512 << 10
+"""Least bytes of a page that are a copy of their own: a copy costs microseconds to launch, in
+which a link of 50 GB/s moves as many times 50 KB."""
 
 _MAX_PIECES_IN_FLIGHT = 512
-"""Of back-ups. A stream takes about 1,000 launches; the next one blocks the thread."""
+"""A stream takes about 1,000 launches; the next one blocks the thread."""
+
+_PART_PIECES = 256
+"""Copies that are put into a stream at once, at most."""
 
 
 class PinnedPool(Pool, Protocol):
@@ -55,37 +63,24 @@ class PinnedPool(Pool, Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
-class _Copy:
-    """A copy that was put into a stream."""
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """What is copied where."""
 
-    op: OpId
-    num_pages: int
-    begun: Event
-    """Before everything."""
-    arrived: list[Event]
-    """Behind each layer group, and so the last one behind everything."""
-    is_whole: bool
-    """Whether everything could be put into the stream."""
-    num_pieces: int
-
-
-@dataclass(slots=True, eq=False)
-class _BackUp:
-    """A back-up that waits until the stream has room."""
-
-    op: OpId
-    source: "array[int]"
-    target: "array[int]"
-    behind: Sequence[Event]
+    source: Tensor
+    """Pages as bytes, ``[N, page_nbytes]``; so is ``target``."""
+    target: Tensor
+    chosen: Sequence[Run]
+    groups: Sequence[slice]
+    """Bytes of a page, layer group by layer group."""
 
 
 class CudaTransfer(Transfer):
     """Copies in two streams of their own; completions are polled, never waited for.
 
-    A load is put into its stream at once, for the forward that needs it. Back-ups wait here
-    while ``_MAX_PIECES_IN_FLIGHT`` are in theirs; one beyond ``max_waiting_pages`` fails at once,
-    so that its pages count as not backed up.
+    A stream holds about ``_MAX_PIECES_IN_FLIGHT`` copies; what is more waits here until ``drain``
+    finds room, or the computation waits for it. A back-up beyond ``max_waiting_pages`` fails at
+    once, so that its pages count as not backed up. So does what a broken GPU cannot be given.
     """
 
     is_polled = True
@@ -100,50 +95,54 @@ class CudaTransfer(Transfer):
     ) -> None:
         assert device.layout == host.layout
         layout = device.layout
-        self.num_layer_groups = num_layer_groups or _num_layer_groups(layout)
+        self.num_layer_groups = num_layer_groups or count_layer_groups(layout)
         self.num_dropped = 0
         """Back-ups that found the queue full."""
-        self._layers = _layer_groups(layout.num_layers, self.num_layer_groups)
+        layers = _layer_groups(layout.num_layers, self.num_layer_groups)
         self._group_of = [
-            group for group, (first, end) in enumerate(self._layers) for _ in range(first, end)
+            group for group, (first, end) in enumerate(layers) for _ in range(first, end)
         ]
-        self._device = device.pages
-        self._host = host.pages
+        layer_nbytes = layout.page_nbytes // layout.num_layers
+        self._groups = [slice(first * layer_nbytes, end * layer_nbytes) for first, end in layers]
+        self._page = slice(0, layout.page_nbytes)
+        self._device = _bytes(device.pages, layout)
+        self._host = _bytes(host.pages, layout)
         self._chunk_pages = host.chunk_pages
         self._streams = streams
-        self._load_stream = streams.stream()
-        self._back_up_stream = streams.stream()
+        self._loads = Lane(streams, _MAX_PIECES_IN_FLIGHT)
+        self._back_ups = Lane(streams, _MAX_PIECES_IN_FLIGHT)
         self._fence = streams.current().record_event()
-        self._loads: deque[_Copy] = deque()
-        self._back_ups: deque[_Copy] = deque()
-        self._by_op: dict[OpId, _Copy] = {}
-        self._waiting: deque[_BackUp] = deque()
-        self._num_waiting_pages = 0
+        self._by_op: dict[OpId, Copy] = {}
         self._max_waiting_pages = max_waiting_pages
-        self._over: list[Finished] = []  # beside what is in the streams
+        self._over: list[Finished] = []  # beside what is in the lanes
         self._is_closed = False
 
     def load(self, op: OpId, source: "array[int]", target: "array[int]") -> None:
         """Put a load into its stream, layer group by layer group."""
-        found = list(pieces(runs(source, target), len(source) or 1, self._chunk_pages))
-        self._put_load(op, self._host, found, len(source))
+        whole = runs(source, target)
+        is_cut = self.num_layer_groups > 1 and not self._streams.copies_rows
+        longest = 1 if is_cut else len(source) or 1
+        found = list(pieces(whole, longest, source_chunk=self._chunk_pages))
+        self._load(op, _Way(self._host, self._device, found, self._groups), len(source))
 
     def copy_page(self, op: OpId, source_tier: Tier, source: int, target: int) -> None:
         """Put the copy of a page into the stream of loads."""
         assert source_tier != "storage"
         origin = self._device if source_tier == "device" else self._host
-        self._put_load(op, origin, [Run(source, target, 1)], 1)
+        self._load(op, _Way(origin, self._device, [Run(source, target, 1)], [self._page]), 1)
 
     def back_up(self, op: OpId, source: "array[int]", target: "array[int]") -> None:
         """Put a back-up into its stream, or in line for it; fail at once where that is full."""
         self._assert_open()
-        if self._num_waiting_pages + len(source) > self._max_waiting_pages:
+        num_pages = len(source)
+        if self._back_ups.num_waiting_pages + num_pages > self._max_waiting_pages:
             self.num_dropped += 1
-            self._over.append(Finished(op, [False] * len(source)))
+            self._over.append(Finished(op, [False] * num_pages))
             return
-        self._num_waiting_pages += len(source)
-        self._waiting.append(_BackUp(op, source[:], target[:], self._computed_so_far()))
-        self._put_back_ups()
+        whole = runs(source, target)
+        found = list(pieces(whole, num_pages or 1, target_chunk=self._chunk_pages))
+        way = _Way(self._device, self._host, found, [self._page])
+        self._ask(self._back_ups, op, way, num_pages)
 
     def wait(self, op: OpId, layer: int) -> None:
         """Let the current stream wait until this layer of a load has arrived."""
@@ -151,91 +150,64 @@ class CudaTransfer(Transfer):
         copy = self._by_op.get(op)
         if copy is None:
             return
-        # One that failed has one event, behind whatever could be started of it.
-        group = min(self._group_of[layer], len(copy.arrived) - 1)
-        self._streams.current().wait_event(copy.arrived[group])
+        event = self._loads.arrival(copy, self._group_of[layer])
+        if event is not None:
+            self._streams.current().wait_event(event)
 
     def fence(self) -> None:
         """Let copies asked for from now on start behind the current stream as it is now."""
         self._fence = self._streams.current().record_event()
 
     def drain(self) -> list[Finished]:
-        """Return what has passed since the last call; put waiting back-ups into their stream."""
+        """Return what has passed since the last call; put what waits into its stream."""
         finished, self._over = self._over, []
-        for queue in (self._loads, self._back_ups):
-            while queue and (outcome := _outcome(queue[0])) is not None:
-                copy = queue.popleft()
+        for lane in (self._loads, self._back_ups):
+            for copy, outcome in lane.over():
                 self._by_op.pop(copy.op, None)
                 finished.append(self._finished(copy, outcome))
-        self._put_back_ups()
+            lane.advance()
         return finished
 
     def close(self) -> None:
         """Wait for every copy that was asked for."""
-        while self._waiting:
-            _synchronize(self._back_up_stream)
-            finished = self.drain()
-            self._over += finished
         self._is_closed = True
-        _synchronize(self._load_stream)
-        _synchronize(self._back_up_stream)
+        self._loads.finish()
+        self._back_ups.finish()
 
     # ------------------------------------------------------------ into the streams
 
-    def _put_load(self, op: OpId, origin: Tensor, found: Sequence[Run], num_pages: int) -> None:
+    def _load(self, op: OpId, way: _Way, num_pages: int) -> None:
         self._assert_open()
         assert op not in self._by_op
-        for event in self._computed_so_far():
-            self._load_stream.wait_event(event)
-        parts = [_views(origin, self._device, found, layers) for layers in self._layers]
-        copy = self._put(op, self._load_stream, parts, num_pages)
-        self._loads.append(copy)
-        self._by_op[op] = copy
+        copy = self._ask(self._loads, op, way, num_pages)
+        if copy is not None:
+            self._by_op[op] = copy
 
-    def _put_back_ups(self) -> None:
-        in_flight = sum(copy.num_pieces for copy in self._back_ups)
-        while self._waiting and in_flight < _MAX_PIECES_IN_FLIGHT:
-            asked = self._waiting.popleft()
-            num_pages = len(asked.source)
-            self._num_waiting_pages -= num_pages
-            for event in asked.behind:
-                self._back_up_stream.wait_event(event)
-            whole = runs(asked.source, asked.target)
-            found = list(pieces(whole, num_pages or 1, target_chunk=self._chunk_pages))
-            parts = [_views(self._device, self._host, found, None)]
-            copy = self._put(asked.op, self._back_up_stream, parts, num_pages)
-            self._back_ups.append(copy)
-            in_flight += copy.num_pieces
-
-    def _put(
-        self,
-        op: OpId,
-        stream: Stream,
-        parts: Sequence[tuple[Sequence[Tensor], Sequence[Tensor]]],
-        num_pages: int,
-    ) -> _Copy:
-        """Put copies into a stream with an event behind each part.
-
-        What fails half-way is over when that half is: its slots are written to until then.
-        """
-        begun = stream.record_event()
-        arrived: list[Event] = []
-        is_whole = True
+    def _ask(self, lane: Lane, op: OpId, way: _Way, num_pages: int) -> Copy | None:
+        """Give a copy to a lane, behind all that was computed so far."""
         try:
-            with self._streams.use(stream):
-                for targets, sources in parts:
-                    self._streams.copy(targets, sources)
-                    arrived.append(stream.record_event())
+            behind = self._computed_so_far()
         except RuntimeError:
-            logger.exception("a copy of %d pages could not be started", num_pages)
-            is_whole = False
-            arrived = [stream.record_event()]
-        num_pieces = sum(len(targets) for targets, _ in parts)
-        return _Copy(op, num_pages, begun, arrived, is_whole, num_pieces)
+            logger.exception("the GPU failed; %d pages are not copied", num_pages)
+            self._over.append(Finished(op, [False] * num_pages))
+            return None
+        copy = Copy(op, num_pages, len(way.groups), behind, self._parts(way))
+        lane.ask(copy)
+        return copy
 
-    def _finished(self, copy: _Copy, outcome: bool) -> Finished:
+    def _parts(self, way: _Way) -> Iterator[Part]:
+        """Yield the copies of each layer group: one a run, and not too many together."""
+        chosen = way.chosen
+        for group in way.groups:
+            for start in range(0, len(chosen), _PART_PIECES):
+                some = chosen[start : start + _PART_PIECES]
+                put = partial(self._streams.copy, way.target, way.source, some, group)
+                yield Part(len(some), put, ends_group=start + _PART_PIECES >= len(chosen))
+
+    def _finished(self, copy: Copy, outcome: bool) -> Finished:
         seconds = None
         if outcome:
+            assert copy.begun is not None
             seconds = self._streams.seconds_between(copy.begun, copy.arrived[-1])
         return Finished(copy.op, [outcome] * copy.num_pages, seconds=seconds)
 
@@ -247,50 +219,10 @@ class CudaTransfer(Transfer):
             raise TransferError("no copies after close")
 
 
-def _outcome(copy: _Copy) -> bool | None:
-    """Return how a copy ended, or ``None`` while it runs."""
-    try:
-        return copy.is_whole if copy.arrived[-1].query() else None
-    except RuntimeError:
-        logger.exception("a copy of %d pages failed", copy.num_pages)
-        return False
-
-
-def _synchronize(stream: Stream) -> None:
-    try:
-        stream.synchronize()
-    except RuntimeError:
-        logger.exception("the GPU failed; its copies are over")
-
-
-def _views(
-    source: Tensor, target: Tensor, found: Sequence[Run], layers: tuple[int, int] | None
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Return targets and sources of the copies of some layers, each contiguous.
-
-    Some layers of several pages are not contiguous, which torch would copy by way of memory that
-    is not pinned: they go page by page.
-    """
-    if layers is None or layers == (0, source.shape[1]):
-        return (
-            [target[run.target : run.target + run.length] for run in found],
-            [source[run.source : run.source + run.length] for run in found],
-        )
-    first, end = layers
-    return (
-        [target[slot, first:end] for slot in _slots(found, is_source=False)],
-        [source[slot, first:end] for slot in _slots(found, is_source=True)],
-    )
-
-
-def _slots(found: Sequence[Run], *, is_source: bool) -> Iterator[int]:
-    for run in found:
-        start = run.source if is_source else run.target
-        yield from range(start, start + run.length)
-
-
-def _num_layer_groups(layout: KVLayout) -> int:
-    return max(1, min(_MAX_LAYER_GROUPS, layout.num_layers, layout.page_nbytes // _GROUP_NBYTES))
+def count_layer_groups(layout: KVLayout) -> int:
+    """Return in how many parts pages are loaded: many, but none of them small."""
+    most = min(_MAX_LAYER_GROUPS, layout.num_layers)
+    return max(1, min(most, layout.page_nbytes // _GROUP_NBYTES))
 
 
 def _layer_groups(num_layers: int, num_groups: int) -> list[tuple[int, int]]:
@@ -298,3 +230,8 @@ def _layer_groups(num_layers: int, num_groups: int) -> list[tuple[int, int]]:
     assert 0 < num_groups <= num_layers
     bounds = [group * num_layers // num_groups for group in range(num_groups + 1)]
     return list(pairwise(bounds))
+
+
+def _bytes(pages: Tensor, layout: KVLayout) -> Tensor:
+    """Return pages as bytes, ``[N, page_nbytes]``: some layers of one are a stretch of them."""
+    return pages.view(-1).view(torch.uint8).view(len(pages), layout.page_nbytes)

@@ -5,12 +5,18 @@ relative to each other, except that a stream that waits for an event goes on onl
 the other had been given when the event was recorded.
 """
 
+import ctypes
+import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
+
+from hicache.transfer.runs import Run
+
+logger = logging.getLogger(__name__)
 
 
 class Event(Protocol):
@@ -56,10 +62,16 @@ class Streams(Protocol):
         """Return how long a stream took from one event to a later one; both have been passed."""
         ...
 
-    def copy(self, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-        """Put copies into the stream in use, each between two contiguous tensors.
+    @property
+    def copies_rows(self) -> bool:
+        """Whether the same part of several neighbouring pages is one copy; else it is one each."""
+        ...
 
-        Raises ``RuntimeError`` if one cannot be put there; those before it may have been.
+    def copy(self, target: Tensor, source: Tensor, chosen: Sequence[Run], part: slice) -> None:
+        """Put copies of the same part of pages into the stream in use, one a run.
+
+        Pools are bytes, ``[N, page_nbytes]``; ``part`` is a range of a page's bytes. Raises
+        ``RuntimeError`` if a copy cannot be put there; those before it may have been.
         """
         ...
 
@@ -73,6 +85,7 @@ class CudaStreams:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._runtime = load_runtime()
 
     def current(self) -> Stream:
         """Return the stream that this thread computes in now."""
@@ -93,10 +106,91 @@ class CudaStreams:
         assert isinstance(end, torch.cuda.Event)
         return float(begin.elapsed_time(end)) / 1e3
 
-    def copy(self, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    @property
+    def copies_rows(self) -> bool:
+        """Whether the runtime's own copies can be called; those of torch need one stretch."""
+        return self._runtime is not None
+
+    def copy(self, target: Tensor, source: Tensor, chosen: Sequence[Run], part: slice) -> None:
         """Put copies into the stream in use; they do not block where host memory is pinned."""
-        for target, source in zip(targets, sources, strict=True):
-            target.copy_(source, non_blocking=True)
+        if self._runtime is None:
+            copy_with_torch(target, source, chosen, part)
+            return
+        stream = torch.cuda.current_stream(self._device).cuda_stream
+        self._runtime.copy(target, source, chosen, part, stream)
+
+
+def copy_with_torch(target: Tensor, source: Tensor, chosen: Sequence[Run], part: slice) -> None:
+    """Copy a part of pages: whole pages a run at once, else page by page.
+
+    What is not one stretch torch would copy by way of memory that is not pinned.
+    """
+    is_whole = part == slice(0, target.shape[1])
+    for from_slot, to_slot, length in chosen:
+        if is_whole:
+            pages = source[from_slot : from_slot + length]
+            target[to_slot : to_slot + length].copy_(pages, non_blocking=True)
+        else:
+            for page in range(length):
+                row = source[from_slot + page, part]
+                target[to_slot + page, part].copy_(row, non_blocking=True)
+
+
+class Library(Protocol):
+    """The functions of libcudart that are used."""
+
+    @property
+    def cudaMemcpyAsync(self) -> Any: ...
+    @property
+    def cudaMemcpy2DAsync(self) -> Any: ...
+    @property
+    def cudaGetLastError(self) -> Any: ...
+
+
+class Runtime:
+    """Copies of the CUDA runtime: of rows that are apart, without tensors of each."""
+
+    def __init__(self, library: Library) -> None:
+        address, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+        self._copy = library.cudaMemcpyAsync
+        self._copy.argtypes = [address, address, size, number, address]
+        self._copy.restype = number
+        self._copy_rows = library.cudaMemcpy2DAsync
+        self._copy_rows.argtypes = [address, size, address, size, size, size, number, address]
+        self._copy_rows.restype = number
+        self._last_error = library.cudaGetLastError
+        self._last_error.argtypes = []
+        self._last_error.restype = number
+
+    def copy(
+        self, target: Tensor, source: Tensor, chosen: Sequence[Run], part: slice, stream: int
+    ) -> None:
+        """Put copies into a stream. The device that it belongs to must be the current one."""
+        pitch = target.shape[1]
+        width = part.stop - part.start
+        kind = 2 * source.is_cuda + target.is_cuda  # 1 to the device, 2 from it, 3 within it
+        to_first, from_first = target.data_ptr() + part.start, source.data_ptr() + part.start
+        for from_slot, to_slot, length in chosen:
+            to, origin = to_first + to_slot * pitch, from_first + from_slot * pitch
+            if width == pitch:
+                code = self._copy(to, origin, length * pitch, kind, stream)
+            else:
+                code = self._copy_rows(to, pitch, origin, pitch, width, length, kind, stream)
+            if code:
+                self._last_error()  # else torch would raise it at its next launch
+                raise RuntimeError(f"the CUDA runtime refused a copy: error {code}")
+
+
+def load_runtime() -> Runtime | None:
+    """Return the runtime that torch uses; ``None`` where it is not to be had as a library."""
+    version = torch.version.cuda
+    if version is None:
+        return None
+    try:
+        return Runtime(cast(Library, ctypes.CDLL(f"libcudart.so.{version.partition('.')[0]}")))
+    except (OSError, AttributeError) as error:
+        logger.info("pages are copied one by one, by torch: %s", error)
+        return None
 
 
 class _CudaStream:

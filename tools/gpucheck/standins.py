@@ -1,0 +1,179 @@
+"""What a plain CUDA image may lack of HiCache's dependencies, in the little that is needed here.
+
+For the check's own processes only, where nothing can be installed. Settings are not validated,
+checksums are another hash (and slower): right for a check, wrong for a server.
+"""
+
+import importlib.util
+import sys
+from hashlib import blake2b
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_args, get_type_hints
+
+FOR_WHAT = {
+    "pydantic": "settings",
+    "xxhash": "checksums of L3",
+    "rich": "progress bars",
+    "lmdb": "the default L3",
+    "aiofiles": "the L3 of files",
+    "zstandard": "compressed L3",
+    "flashinfer": "the fast attention",
+    "triton": "the kernel of the staging ring",
+}
+"""What each package that may be missing is for."""
+
+
+def missing() -> list[str]:
+    """Return which of those packages are not installed."""
+    return [name for name in FOR_WHAT if not _is_there(name)]
+
+
+def install() -> list[str]:
+    """Stand in for what is missing and is imported unasked; return its names."""
+    makers = {"pydantic": _pydantic, "xxhash": _xxhash, "rich": _rich}
+    replaced = [name for name in makers if not _is_there(name)]
+    for name in replaced:
+        for module in makers[name]():
+            sys.modules[module.__name__] = module
+    return replaced
+
+
+def _is_there(name: str) -> bool:
+    if name in sys.modules:
+        module = sys.modules[name]
+        return hasattr(module, "__name__") and not hasattr(module, "is_stand_in")
+    return importlib.util.find_spec(name) is not None
+
+
+def _module(name: str, **content: object) -> ModuleType:
+    module = ModuleType(name)
+    vars(module).update(content, is_stand_in=True)
+    return module
+
+
+# ---------------------------------------------------------------- pydantic
+
+
+class ValidationError(Exception):
+    """A setting that there is not."""
+
+    def errors(self) -> list[dict[str, Any]]:
+        """Return what is wrong."""
+        return [{"type": "missing", "loc": self.args[1:], "msg": self.args[0]}]
+
+
+class Default:
+    """What ``Field`` returns: a value to begin with, made anew."""
+
+    def __init__(self, default: object = None, *, default_factory: Any = None, **_: object) -> None:
+        self.make = default_factory or (lambda: default)
+
+
+class BaseModel:
+    """Values under the names of a class, nested ones made from dictionaries. Checks names only."""
+
+    def __init__(self, **values: object) -> None:
+        hints = get_type_hints(type(self))
+        for name, hint in hints.items():
+            if name in values:
+                value = _converted(hint, values.pop(name))
+            elif hasattr(type(self), name):
+                value = getattr(type(self), name)
+                value = value.make() if isinstance(value, Default) else value
+            else:
+                raise ValidationError("is missing", name)
+            object.__setattr__(self, name, value)
+        if values:
+            raise ValidationError("no such setting", *values)
+
+    @classmethod
+    def model_validate(cls, values: Any) -> Any:
+        """Return an instance with these values."""
+        return values if isinstance(values, cls) else cls(**values)
+
+
+def _converted(hint: Any, value: object) -> object:
+    kinds = get_args(hint) or (hint,)
+    for kind in kinds:
+        if isinstance(kind, type) and issubclass(kind, BaseModel) and isinstance(value, dict):
+            return kind(**value)
+        if kind is Path and isinstance(value, str):
+            return Path(value)
+    return value
+
+
+class AfterValidator:
+    """A check that is not made."""
+
+    def __init__(self, check: object) -> None:
+        self.check = check
+
+
+def _pydantic() -> list[ModuleType]:
+    numbers = {
+        "NonNegativeFloat": float,
+        "PositiveFloat": float,
+        "NonNegativeInt": int,
+        "PositiveInt": int,
+    }
+    return [
+        _module(
+            "pydantic",
+            BaseModel=BaseModel,
+            ConfigDict=dict,
+            Field=Default,
+            AfterValidator=AfterValidator,
+            ValidationError=ValidationError,
+            **numbers,
+        )
+    ]
+
+
+# ---------------------------------------------------------------- xxhash
+
+
+class xxh3_64:
+    """64 bits that depend on all bytes, not those of xxh3."""
+
+    def __init__(self, data: Any = b"") -> None:
+        self._hash = blake2b(data, digest_size=8)
+
+    def update(self, data: Any) -> None:
+        """Take more bytes."""
+        self._hash.update(data)
+
+    def intdigest(self) -> int:
+        """Return them as a number."""
+        return int.from_bytes(self._hash.digest(), "little")
+
+    def digest(self) -> bytes:
+        """Return them as bytes."""
+        return self._hash.digest()
+
+
+def _xxhash() -> list[ModuleType]:
+    def xxh3_64_intdigest(data: Any) -> int:
+        return xxh3_64(data).intdigest()
+
+    return [_module("xxhash", xxh3_64=xxh3_64, xxh3_64_intdigest=xxh3_64_intdigest)]
+
+
+# ---------------------------------------------------------------- rich
+
+
+class Nothing:
+    """Something that takes every call and does nothing."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> "Nothing":
+        return Nothing()
+
+    def __call__(self, *_: object, **__: object) -> "Nothing":
+        return Nothing()
+
+
+def _rich() -> list[ModuleType]:
+    return [_module("rich"), _module("rich.console", Console=Nothing)]
