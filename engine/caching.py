@@ -49,8 +49,12 @@ class Cache(Protocol):
         *,
         max_hit_tokens: int,
         priority: int = 0,
+        continues: RequestId | None = None,
     ) -> None:
-        """Announce a request, exactly once, so that its pages may be fetched ahead."""
+        """Announce a request, exactly once, so that its pages may be fetched ahead.
+
+        ``continues``: the id under which it came first, where it was preempted and comes again.
+        """
         ...
 
     def acquire(self, request: RequestId, num_tokens_ahead: int) -> Lease | Wait | Refuse:
@@ -130,11 +134,17 @@ class TimedCache:
         *,
         max_hit_tokens: int,
         priority: int = 0,
+        continues: RequestId | None = None,
     ) -> None:
         """As the cache's."""
         started = time.thread_time()
         self.cache.prefetch(
-            request, namespace, tokens, max_hit_tokens=max_hit_tokens, priority=priority
+            request,
+            namespace,
+            tokens,
+            max_hit_tokens=max_hit_tokens,
+            priority=priority,
+            continues=continues,
         )
         self.seconds += time.thread_time() - started
 

@@ -45,6 +45,8 @@ class Request:
     namespace: NamespaceDigest = NO_NAMESPACE
     """Set when it enters the engine."""
     priority: int = 0
+    first_id: RequestId | None = None
+    """What the cache called it first, once it has been preempted."""
     num_computed: int = 0
     """Leading tokens whose KV is in the slots of the lease."""
     lease: Lease | None = None

@@ -114,6 +114,7 @@ class Stepper:
             # The last token is always computed: its logits are needed.
             max_hit_tokens=request.num_tokens - 1,
             priority=request.priority,
+            continues=request.first_id,
         )
 
     def abort(self, request: Request) -> None:
@@ -346,6 +347,7 @@ class Stepper:
     def _preempt(self, request: Request) -> None:
         """Take a running request's pages; it waits again, with its output so far."""
         self.counters.num_preemptions += 1
+        request.first_id = request.first_id or request.id
         self.cache.release(request.id)
         del self._requests[request.id]
         self.scheduler.remove(request)

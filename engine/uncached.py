@@ -69,6 +69,7 @@ class PrivatePages:
         *,
         max_hit_tokens: int,
         priority: int = 0,
+        continues: RequestId | None = None,
     ) -> None:
         """Remember how long it is."""
         assert request not in self._num_tokens

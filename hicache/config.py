@@ -27,6 +27,7 @@ from hicache.sizes import Size
 
 EvictionPolicyName = Literal["lru", "lfu", "fifo", "mru", "filo", "slru", "priority"]
 WritePolicyName = Literal["write_through", "write_through_selective", "write_back"]
+AdmissionName = Literal["first", "second"]
 PrefetchPolicyName = Literal["best_effort", "wait_complete", "timeout"]
 
 
@@ -97,6 +98,10 @@ class StorageConfig(Section):
     64 GB."""
     options: dict[str, Any] = Field(default_factory=dict)
     """The backend's own options, checked by the backend."""
+    admission: AdmissionName = "first"
+    """Which pages are written. first: all, as the write policy says; second: those that a second
+    request has used, however long after the first, which saves a disk that wears out. L2 keeps the
+    others while it has room."""
     prefetch: PrefetchPolicyName = "best_effort"
     """When a request stops waiting for storage. best_effort: after 5 % of the time that computing
     the tokens would take; wait_complete: when all is there; timeout: after timeout_base_s plus

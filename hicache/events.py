@@ -34,6 +34,9 @@ class Arrived(Event):
     max_hit_tokens: int
     """How much of it may be reused; an engine that needs one logit says one token less."""
     priority: int = 0
+    continues: RequestId | None = None
+    """The id under which it came first, where it was preempted and comes again: it is still one
+    user of its pages."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Write policies: when pages of L1 get a copy in L2, and then in L3.
+"""Write policies: when pages of L1 get a copy in L2, and then in L3; and which L3 takes.
 
 Whatever the policy, ancestors are stored before or with their descendants, and a page of L1
 that has no copy when it must go is demoted.
@@ -44,6 +44,9 @@ class WriteBack(WritePolicy):
     def is_due_when_demoted(self, node: Node) -> bool:
         return True
 
+
+ADMISSION: dict[str, int] = {"first": 1, "second": 2}
+"""By name: how many distinct requests must have used a page before L3 takes it."""
 
 POLICIES: dict[str, WritePolicy] = {
     policy.name: policy for policy in (WritePolicy(), WriteThroughSelective(), WriteBack())

@@ -5,6 +5,7 @@ from typing import TypedDict, Unpack
 from hicache.eviction import POLICIES as RANKS
 from hicache.planner import PlannerConfig
 from hicache.prefetch import BestEffort, PrefetchPolicy
+from hicache.writing import ADMISSION
 from hicache.writing import POLICIES as WRITING
 
 
@@ -23,6 +24,7 @@ class Settings(TypedDict, total=False):
     num_ghosts: int
     miss_memory_s: float
     max_beliefs: int
+    admission: str
 
 
 def config(more: Settings | None = None, /, **settings: Unpack[Settings]) -> PlannerConfig:
@@ -46,6 +48,7 @@ def config(more: Settings | None = None, /, **settings: Unpack[Settings]) -> Pla
         num_ghosts=settings.get("num_ghosts", 100),
         miss_memory_s=settings.get("miss_memory_s", 0.0),
         max_beliefs=settings.get("max_beliefs", 100),
+        min_store_users=ADMISSION[settings.get("admission", "first")],
     )
 
 

@@ -21,6 +21,7 @@ from hicache.eviction import POLICIES as RANKS
 from hicache.keys import PageKey, pack
 from hicache.planner import PlannerConfig
 from hicache.prefetch import BestEffort, Timeout, WaitComplete
+from hicache.writing import ADMISSION
 from hicache.writing import POLICIES as WRITING
 from tests.planner_config import config
 from tests.planner_pools import num_outcomes
@@ -48,6 +49,7 @@ def any_config(choose: Callable[[Sequence[T]], T]) -> PlannerConfig:
         "num_ghosts": pick([0, 5, 100]),
         "miss_memory_s": pick([0.0, 8.0]),
         "max_beliefs": pick([2, 100]),
+        "admission": pick(list(ADMISSION)),
     }
     return config(**chosen)  # type: ignore[arg-type]
 
@@ -110,10 +112,11 @@ class Driver:
         self.world.release(requests[pick % len(requests)])
 
     def preempt(self) -> None:
-        """Do as the planner asked, and end a request."""
+        """Do as the planner asked: take a request's pages; it comes again."""
         request = self.world.running[self.world.preempted[0]]
         self.world.release(request)
         assert request.id not in self.world.preempted
+        self.world.arrive(request.tokens, request.namespace, continues=request.user)
 
     # ------------------------------------------------------------ operations
 

@@ -6,6 +6,7 @@ marker (see ``planner_pools``).
 
 import random
 from array import array
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -68,6 +69,8 @@ class Running:
     loads: set[OpId] = field(default_factory=set)
     is_granted: bool = False
     hit: HitTokens = field(default_factory=HitTokens)
+    user: RequestId = field(default=RequestId(0))
+    """The id under which it came first."""
     num_revoked: int = 0
 
 
@@ -96,6 +99,8 @@ class World:
         self.preempted: list[RequestId] = []
         self.log: list[Action] = []
         self.facts: list[Fact] = []
+        self.users: defaultdict[PageKey, set[RequestId]] = defaultdict(set)
+        """Who has used each page; a request that comes again after a preemption is no other."""
 
     # ------------------------------------------------------------ events
 
@@ -113,14 +118,20 @@ class World:
         return actions
 
     def arrive(
-        self, tokens: Sequence[int], namespace: NamespaceDigest = NAMESPACE, priority: int = 0
+        self,
+        tokens: Sequence[int],
+        namespace: NamespaceDigest = NAMESPACE,
+        priority: int = 0,
+        continues: RequestId | None = None,
     ) -> Running:
-        """Let a request arrive."""
+        """Let a request arrive, perhaps one that was preempted."""
         self._num_requests += 1
         keys = self.keys_of(namespace, tokens)
         request = Running(RequestId(self._num_requests), namespace, list(tokens), keys)
+        request.user = request.id if continues is None else continues
         self.running[request.id] = request
-        self.send(Arrived(request.id, namespace, pack(tokens), max(len(tokens) - 1, 0), priority))
+        max_hit_tokens = max(len(tokens) - 1, 0)
+        self.send(Arrived(request.id, namespace, pack(tokens), max_hit_tokens, priority, continues))
         return request
 
     def want(self, request: Running, num_tokens_ahead: int = 1000) -> Action:
@@ -155,6 +166,7 @@ class World:
             is_full = (page + 1) * page_size <= end
             self.pools.device[request.slots[page]] = request.keys[page] if is_full else PARTIAL
         request.num_computed = end
+        self._note_users(request, end // page_size)
         if end // page_size > request.committed:
             first, request.committed = request.committed * page_size, end // page_size
             tokens = request.tokens[first : request.committed * page_size]
@@ -240,6 +252,7 @@ class World:
                 request.loads, request.hit = set(action.loads), action.hit
                 request.num_computed = action.hit.total
                 request.committed = action.hit.total // self.settings.page_size
+                self._note_users(request, request.committed)
                 for op in action.loads:
                     self._check_partial(request, op)
             case Grown():
@@ -253,6 +266,8 @@ class World:
                 self.preempted.append(action.request)
             case Load() | BackUp() | CopyPage() | Fetch() | Store() | Probe():
                 assert action.op not in self.pending
+                if isinstance(action, Store):
+                    self._check_store(action)
                 self.pending[action.op] = action
                 self.pools.begin(action)
             case Cancel():
@@ -263,6 +278,24 @@ class World:
                 pass
             case _:
                 raise AssertionError(f"unknown action {action}")
+
+    def _check_store(self, action: Store) -> None:
+        """Assert that L3 takes each page of a store now, and all that is above it before or with
+        it."""
+        for page in action.pages:
+            min_users = self.settings.min_store_users
+            assert min_users == 1 or len(self.users[page.key]) >= min_users, "taken too early"
+        last = action.pages[-1].key
+        believed = {page.key for page in action.pages}
+        for node in self.planner.nodes(action.namespace):
+            believed.update(node.leading_keys(node.stored + node.storing))
+        namespace, tokens = self.chains[last]
+        assert believed.issuperset(self.keys_of(namespace, tokens)), "its ancestors are missing"
+
+    def _note_users(self, request: Running, num_pages: int) -> None:
+        if self.settings.min_store_users > 1:
+            for key in request.keys[:num_pages]:
+                self.users[key].add(request.user)
 
     def _check_partial(self, request: Running, op: OpId) -> None:
         action = self.pending[op]

@@ -147,10 +147,14 @@ class HiCache:
         *,
         max_hit_tokens: int,
         priority: int = 0,
+        continues: RequestId | None = None,
     ) -> None:
-        """Announce a request, exactly once, so that its pages may be fetched ahead of its turn."""
+        """Announce a request, exactly once, so that its pages may be fetched ahead of its turn.
+
+        ``continues``: the id under which it came first, where it was preempted and comes again.
+        """
         self._requests[request] = namespace
-        self._send(Arrived(request, namespace, tokens, max_hit_tokens, priority))
+        self._send(Arrived(request, namespace, tokens, max_hit_tokens, priority, continues))
 
     def acquire(self, request: RequestId, num_tokens_ahead: int) -> Lease | Wait | Refuse:
         """Lease what a request hits, with slots for that many tokens beyond, at most to its end.

@@ -26,6 +26,7 @@ from hicache.sizes import Size
 from hicache.storage import StorageBackend
 from hicache.store import PageStore
 from hicache.transfer import Transfer, open_transfer
+from hicache.writing import ADMISSION
 from hicache.writing import POLICIES as WRITING
 
 MAX_AUTO_STORE_NBYTES = 64 * 10**9
@@ -143,6 +144,7 @@ def planner_config(
         prefetch=_prefetch(config.storage),
         low_water_pages=int(device_pages * config.device.low_water) if host_pages else 0,
         touch_interval_s=config.storage.touch_interval_s,
+        min_store_users=ADMISSION[config.storage.admission],
     )
 
 

@@ -4,7 +4,7 @@ A copy that is there or on its way is never replaced: the request keeps its own 
 release. Pages behind a copy that is still on its way wait for it.
 """
 
-from hicache.keys import KEY_NBYTES
+from hicache.keys import KEY_NBYTES, chain
 from hicache.planner.requests import Request
 from hicache.planner.residency import Residency
 from hicache.planner.writes import Writes
@@ -41,7 +41,6 @@ class Committing:
         assert top is not None
         child = top.children.get(tokens[: tree.page_nbytes])
         if child is None:
-            request.uncommitted = b""
             return self._append(request, top, tokens)
         if child.device.incoming:
             return None
@@ -60,10 +59,13 @@ class Committing:
     def _append(self, request: Request, top: Node, tokens: bytes) -> Node:
         """Put pages that the tree does not know below ``top``, or in it if it may grow."""
         tree, first = request.tree, request.committed
+        num_known = self._num_known(request, top, tokens)
+        cut = num_known * tree.page_nbytes or len(tokens)
+        tokens, request.uncommitted = tokens[:cut], tokens[cut:]
         slots = request.slots[first : first + len(tokens) // tree.page_nbytes]
         is_growable = (
-            not (top.is_root or top.children)
-            and top.leases == top.users == 1
+            not (num_known or top.is_root or top.children)
+            and top.leases == top.users == top.uses == 1  # since it was made
             and top.num_pages < MAX_GROWN_PAGES
         )
         if is_growable:
@@ -73,9 +75,30 @@ class Committing:
         else:
             node = tree.add(top, tokens, self._books.now)
             node.leases = 1
+        if num_known:  # by a request that used all that is above, too
+            node.users = 1
+            for part in top.path():
+                part.users = max(part.users, 2)
+                self._writes.mark(part)
         self._attach_keys(request, node)
         self._books.set_pages(node, "device", node.device.slots + slots)
         return node
+
+    def _num_known(self, request: Request, top: Node, tokens: bytes) -> int:
+        """Return how many of the first pages another request used before they were evicted.
+
+        O(pages), and only where it matters for what is stored.
+        """
+        ghosts = self._books.ghosts
+        if self._books.config.min_store_users == 1 or not ghosts.num_pages:
+            return 0
+        first = request.committed - request.keys_start
+        count = len(tokens) // request.tree.page_nbytes
+        if first < 0 or len(request.keys) < (first + count) * KEY_NBYTES:
+            parent = request.tree.namespace if top.is_root else top.key(top.num_pages - 1)
+            request.keys = b"".join(chain(parent, tokens, request.tree.page_nbytes))
+            request.keys_start, first = request.committed, 0
+        return ghosts.num_used(request.keys, first, first + count, request.user)
 
     def _attach_keys(self, request: Request, node: Node) -> None:
         """Give a node the keys that were computed for the probe, so that none is computed twice."""
@@ -90,8 +113,8 @@ class Committing:
         """Count a request as a user of a node, once, however many chunks it computes there."""
         node.last_used = self._books.now
         node.priority = max(node.priority, request.priority)
-        if node.last_user != request.id:
-            node.last_user = request.id
+        if node.last_user != request.user:
+            node.last_user = request.user
             node.users += 1
             node.uses += 1
         self._books.refresh(node)

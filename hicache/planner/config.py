@@ -34,5 +34,7 @@ class PlannerConfig:
     max_beliefs: int = 100_000
     """Nodes at the ends of branches that may be known for what L3 has of them alone. Beyond that
     the oldest are forgotten: their records stay, and a probe finds them."""
+    min_store_users: int = 1
+    """Distinct requests that must have used a page before it is stored; L2 keeps it meanwhile."""
     prefill_tokens_per_s: float | None = None
     """Seed of the measured rate."""

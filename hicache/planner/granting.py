@@ -167,8 +167,9 @@ class Granting:
             node.last_used = now
             node.uses += 1
             node.priority = max(node.priority, request.priority)
-            node.last_user = request.id
-            node.users += 1
+            if node.last_user != request.user:
+                node.last_user = request.user
+                node.users += 1
             self._writes.mark(node)
             if node.stored and books.is_storage_up and now - node.touched >= interval:
                 node.touched = now

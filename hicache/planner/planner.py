@@ -161,6 +161,7 @@ class Planner:
         request = Request(
             event.request, tree, event.tokens, event.tokens[: num_pages * tree.page_nbytes],
             event.max_hit_tokens, event.priority,
+            event.request if event.continues is None else event.continues,
         )  # fmt: skip
         self.requests[event.request] = request
         self._books.tree_users[event.namespace] += 1

@@ -26,6 +26,8 @@ class Request:
     """The whole pages of ``tokens`` that may be reused."""
     max_hit_tokens: int
     priority: int
+    user: RequestId
+    """The id under which it came first: it is one user of its pages, however often preempted."""
     local_pages: int = 0
     """Leading pages that were in L1 or L2 when it arrived; a hit beyond them came from L3."""
     fetched_partial: int | None = None

@@ -159,9 +159,16 @@ class Residency:
             self.refresh(node)
 
     def _is_mergeable(self, lower: Node, upper: Node) -> bool:
-        return upper.tree.is_mergeable(lower) and not (
-            self.is_pinned(lower) or self.is_pinned(upper)
+        return (
+            upper.tree.is_mergeable(lower)
+            and self._is_used_enough(lower) == self._is_used_enough(upper)
+            and not (self.is_pinned(lower) or self.is_pinned(upper))
         )
+
+    def _is_used_enough(self, node: Node) -> tuple[bool, bool]:
+        """Whether it may be written to L2, and to L3, as far as that depends on who used it."""
+        config = self.config
+        return config.writing.is_due(node), node.users >= config.min_store_users
 
     def _on_split(self, upper: Node, lower: Node) -> None:
         if lower in self.kept:
@@ -347,6 +354,8 @@ class Residency:
                 assert node.device.holds == holds.pop((id(node), "device"), 0), node
                 assert node.host.holds == holds.pop((id(node), "host"), 0), node
                 self._check_orders(node)
+                assert node.parent is not None
+                assert node.parent.is_root or node.users <= node.parent.users, node
         for node in self.detached:
             counts["host"] += node.host.num_pages
             assert node.host.holds == holds.pop((id(node), "host"), 0)

@@ -4,6 +4,9 @@ A node is *dirty* when the write policy wants it in a lower tier and it is not t
 nodes are pumped: each pump starts what can start now, and leaves the rest to the end of the
 operation that is in its way. What fails or finds no room is dropped and counted; eviction from
 L1, and the next request that uses it, give it another chance.
+
+Where L3 takes pages only from their second user on, they are kept in L2 until then. A node never
+has more users than its parent, so that ancestors are admitted first.
 """
 
 from array import array
@@ -39,7 +42,10 @@ class Writes:
 
     def mark(self, node: Node) -> None:
         """Write a node down with the next pump, if the policy wants that and it is not done."""
-        if self._config.host_pages and self._config.writing.is_due(node) and self._wants(node):
+        if not self._config.host_pages:
+            return
+        is_due = self._config.writing.is_due(node) or self._is_admitted_late(node)
+        if is_due and self._wants(node):
             self._dirty[node] = None
 
     def sync(self) -> None:
@@ -139,8 +145,21 @@ class Writes:
         )
 
     def _wants(self, node: Node) -> bool:
-        target = node.stored + node.storing if self._books.is_storage_up else len(node.host.slots)
+        may_store = self._books.is_storage_up and self._is_admitted(node)
+        target = node.stored + node.storing if may_store else len(node.host.slots)
         return target < max(len(node.device.slots), len(node.host.slots))
+
+    def _is_admitted(self, node: Node) -> bool:
+        """Whether L3 takes its pages."""
+        return node.users >= self._config.min_store_users
+
+    def _is_admitted_late(self, node: Node) -> bool:
+        """Whether L3 takes pages only now that came down to L2 before."""
+        return (
+            self._config.min_store_users > 1
+            and self._is_admitted(node)
+            and len(node.host.slots) > node.stored + node.storing
+        )
 
     def _write(self, node: Node, *, may_evict: bool, is_forced: bool = False) -> list[Node]:
         """Start what brings a node and its ancestors down; return those that wanted it."""
@@ -191,6 +210,8 @@ class Writes:
             num_pages = len(node.host.slots) - node.stored - node.storing
             if num_pages <= 0:
                 continue
+            if not self._is_admitted(node):
+                break
             if node.storing:
                 obstacle = _bringer(node, ("store",))
                 break

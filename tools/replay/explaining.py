@@ -9,6 +9,7 @@ _REASONS = {
     "evicted_from_host": "they had been there, L2 had to drop them",
     "evicted_from_storage": "they had been there, L3 had to drop them",
     "not_written_down": "they had been there, and were dropped before they were written down",
+    "not_admitted": "one request had used them, and L3 takes pages from the second on",
     "not_fetched": "L3 has them, and they were not fetched in time to be seen",
     "late": "L3 has them, and the request did not wait longer for them",
     "recompute_cheaper": "a lower tier has them, and computing them is sooner done",

@@ -21,6 +21,7 @@ def replay(  # a flag each: typer reads the signature
     eviction: Annotated[str, typer.Option(help="Of L1; a name or package.module:name.")] = "lru",
     host_eviction: Annotated[str | None, typer.Option(help="Of L2; default: as L1.")] = None,
     write: Annotated[str, typer.Option(help="Write policy.")] = "write_through",
+    admission: Annotated[str, typer.Option(help="To L3: at first or second use.")] = "first",
     prefetch: Annotated[str, typer.Option(help="Prefetch policy.")] = "best_effort",
     page_size: Annotated[
         int | None, typer.Option(help="Tokens a page; default: the trace's block.")
@@ -94,7 +95,7 @@ def replay(  # a flag each: typer reads the signature
     latency_s = storage_latency_us / 1e6
     settings = Settings(
         l1=l1, l2=l2, l3=l3, eviction=eviction, host_eviction=host_eviction, write=write,
-        prefetch=prefetch, page_size=page_size,
+        admission=admission, prefetch=prefetch, page_size=page_size,
         token_nbytes=bytes_per_token or token_nbytes(model, kv_dtype),
         model="" if bytes_per_token else f"{model} {kv_dtype}",
         is_sequential=sequential, concurrency=concurrency, prefill_tokens_per_s=prefill_rate,

@@ -7,7 +7,15 @@ from hicache.planner import PlannerConfig
 from hicache.sizes import Size
 from hicache.tools.replay.engine import Engine
 from hicache.tools.replay.optimum import Sharing, belady, find_sharing
-from hicache.tools.replay.settings import Hops, Settings, parse_size, prefetching, rank, writing
+from hicache.tools.replay.settings import (
+    Hops,
+    Settings,
+    min_store_users,
+    parse_size,
+    prefetching,
+    rank,
+    writing,
+)
 from hicache.tools.replay.storage import VirtualStore
 from hicache.tools.replay.tally import Outcome, Tally
 from hicache.tools.replay.workload import Workload
@@ -79,6 +87,7 @@ def planner_config(workload: Workload, settings: Settings, sharing: Sharing) -> 
         host_rank=rank(settings.host_eviction or settings.eviction),
         writing=writing(settings.write),
         prefetch=prefetching(settings.prefetch),
+        min_store_users=min_store_users(settings.admission),
         low_water_pages=low_water,
         # A store without end need not know what is used.
         touch_interval_s=math.inf if settings.l3 == "inf" else 60.0,

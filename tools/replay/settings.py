@@ -15,8 +15,8 @@ from hicache.eviction import POLICIES as RANKS
 from hicache.eviction import Rank
 from hicache.prefetch import BestEffort, PrefetchPolicy, Timeout, WaitComplete
 from hicache.sizes import Size
+from hicache.writing import ADMISSION, WritePolicy
 from hicache.writing import POLICIES as WRITING
-from hicache.writing import WritePolicy
 
 PREFETCH: Mapping[str, PrefetchPolicy] = {
     "best_effort": BestEffort(),
@@ -62,6 +62,8 @@ class Settings:
     host_eviction: str | None = None
     """None: as in L1."""
     write: str = "write_through"
+    admission: str = "first"
+    """Which pages storage takes."""
     prefetch: str = "best_effort"
     page_size: int | None = None
     """Tokens a page; None: the trace's block."""
@@ -87,7 +89,7 @@ class Settings:
         """Return these settings with one of them changed, as a sweep names it."""
         if name in ("l1_gb", "l2_gb", "l3_gb"):
             return self.with_value(name[:2], f"{text}GB")
-        texts = ("l1", "l2", "l3", "eviction", "host_eviction", "write", "prefetch")
+        texts = ("l1", "l2", "l3", "eviction", "host_eviction", "write", "admission", "prefetch")
         changed: dict[str, Any]
         if name in texts:
             changed = {name: text}
@@ -107,6 +109,7 @@ class Settings:
         rank(self.eviction)
         rank(self.host_eviction or self.eviction)
         writing(self.write)
+        min_store_users(self.admission)
         prefetching(self.prefetch)
         for size in (self.l1, self.l2, self.l3):
             parse_size(size)
@@ -130,6 +133,7 @@ class Settings:
             "eviction": self.eviction,
             "host_eviction": self.host_eviction or self.eviction,
             "write": self.write,
+            "admission": self.admission,
             "prefetch": self.prefetch,
             "page_size": self.page_size,
             "model": self.model,
@@ -174,6 +178,13 @@ def writing(name: str) -> WritePolicy:
     """Return a write policy by name, or by import path."""
     found: WritePolicy = _find("write", name, WRITING)
     return found
+
+
+def min_store_users(name: str) -> int:
+    """Return how many requests must have used a page before storage takes it."""
+    if name not in ADMISSION:
+        raise ConfigError(f"--admission {name}: not one of {', '.join(ADMISSION)}")
+    return ADMISSION[name]
 
 
 def prefetching(name: str) -> PrefetchPolicy:

@@ -8,7 +8,13 @@ from hicache.actions import Fact, HitTokens
 EVICTIONS = ("evicted", "dropped", "demoted")
 
 MISSED_OF_EVICTED = frozenset(
-    ["evicted_from_device", "evicted_from_host", "evicted_from_storage", "not_written_down"]
+    [
+        "evicted_from_device",
+        "evicted_from_host",
+        "evicted_from_storage",
+        "not_admitted",
+        "not_written_down",
+    ]
 )
 
 
