@@ -3,15 +3,15 @@
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
 from hicache.backends.memory import MemoryBackend
-from hicache.events import Event, Finished, Returned
+from hicache.events import Event, Finished, Probed, Returned
 from hicache.keys import PageKey
 from hicache.testing.faulty import Fault, Gate
-from tests.stores import FakeClock, World, content, page_refs
+from tests.stores import NAMESPACE, FakeClock, World, content, page_refs
 
 PATIENT = {"breaker_failures": 1000}
 """A breaker that stays closed."""
@@ -236,6 +236,41 @@ def test_they_are_kept_by_whoever_drains_all_the_time_too() -> None:
         assert Finished(queued, (False, False)) in events
         backend.go_on.set()
         world.returned(blocked)
+        world.wait_until(lambda: world.store_pages(page_refs(1)) == [True])
+        world.reads_and_writes()
+
+
+class BlockingScan(BlockingBackend):
+    """Blocks the loop where no call of the store's waits for it."""
+
+    async def contains(self, keys: Sequence[PageKey]) -> list[bool]:
+        return await MemoryBackend.contains(self, keys)
+
+    async def scan(self, header_nbytes: int) -> AsyncIterator[tuple[PageKey, bytes]]:
+        self.is_blocked.set()
+        self.go_on.wait(20)
+        async for found in super().scan(header_nbytes):
+            yield found
+
+
+def test_a_scan_that_blocks_the_loop_leaves_no_probe_unanswered() -> None:
+    backend = BlockingScan()
+    with World(inner=backend) as world:
+        world.store_pages(page_refs(2))
+        world.store.scan(NAMESPACE)
+        assert backend.is_blocked.wait(20)
+        probe = world.start_probe([page.key for page in page_refs(2)])
+
+        events: list[Event] = []
+        for _ in range(70):
+            world.clock.now += 0.1
+            events += world.store.drain()
+        late = world.start_probe([page.key for page in page_refs(2)])
+        events += world.store.drain()
+
+        assert Probed(probe, (False, False)) in events
+        assert Probed(late, (False, False)) in events
+        backend.go_on.set()
         world.wait_until(lambda: world.store_pages(page_refs(1)) == [True])
         world.reads_and_writes()
 

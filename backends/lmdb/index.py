@@ -160,9 +160,11 @@ class Index:
         self._check()
         with self._env.begin(db=self._records) as txn:
             found = [txn.get(key) for key in keys]
-        return [
-            None if packed is None else Entry._make(_unpack(_ENTRY, packed)) for packed in found
-        ]
+        make, unpack = Entry._make, _ENTRY.unpack  # a hot path
+        try:
+            return [None if packed is None else make(unpack(packed)) for packed in found]
+        except struct.error:
+            raise IndexLost("the index is damaged: a value of another length") from None
 
     def snapshot(self) -> Snapshot:
         """Return every record. O(records), 0.3 us each."""

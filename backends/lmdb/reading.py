@@ -18,6 +18,8 @@ from hicache.keys import PageKey
 MAX_GAP = 4096
 """Bytes between two records that are read for nothing rather than with another call."""
 _LEAST_SHARE = 4 * 1024 * 1024
+_SKIPPED = memoryview(bytearray(MAX_GAP))
+"""Where gaps are read to, by all at once: nobody looks at it."""
 
 
 class _Member(NamedTuple):
@@ -26,8 +28,8 @@ class _Member(NamedTuple):
     position: int
     """In the batch."""
     entry: Entry
-    before: memoryview
-    """What stands before the record: a gap that ends with its frame."""
+    frame: memoryview
+    """What is read in place of its frame."""
     end: int
     """Where in the segment ends what is read of it."""
 
@@ -59,15 +61,15 @@ def read(
     is_intact = [False] * len(keys)
 
     def read_run(run: _Run) -> None:
+        segment = run.segment
         try:
-            with files.using(run.segment) as fd:
+            with files.using(segment) as fd:
                 end = run.start + read_all(fd, run.vector, run.start)
         except FileNotFoundError:
             return
-        for position, entry, before, needed in run.members:
-            packed = before[-FRAME_NBYTES:]
+        for position, entry, frame, needed in run.members:
             is_intact[position] = end >= needed and is_frame_of(
-                packed, keys[position], entry.nbytes, run.segment, entry.offset
+                frame, keys[position], entry.nbytes, segment, entry.offset
             )
 
     threads.share(read_run, _runs(entries, into, threads.num_threads))
@@ -79,29 +81,31 @@ def _runs(
 ) -> list[_Run]:
     """Return the runs of a batch. A hot path: some microseconds a record matter here."""
     ordered = sorted((one, position) for position, one in enumerate(entries) if one is not None)
-    total = sum(one.nbytes for one, _ in ordered)
+    total = sum([one.nbytes for one, _ in ordered])
     most_nbytes = max(_LEAST_SHARE, total // num_threads + 1)
+    frames = memoryview(bytearray(FRAME_NBYTES * len(ordered)))
     runs: list[_Run] = []
     run = None
-    for entry, position in ordered:
+    for at, (entry, position) in enumerate(ordered):
         segment, offset, nbytes, _, _ = entry
         buffers = into[position]
         room = sum([buffer.nbytes for buffer in buffers])
         if (
             run is None
             or segment != run.segment
-            or not 0 <= offset - run.end < MAX_GAP
+            or not 0 <= (gap := offset - run.end) < MAX_GAP
             or offset + nbytes - run.start > most_nbytes
-            or len(run.vector) + len(buffers) >= IOV_MAX
+            or len(run.vector) + len(buffers) + 1 >= IOV_MAX
         ):
             run = _Run(segment, offset)
             runs.append(run)
-        before = memoryview(bytearray(offset - run.end + FRAME_NBYTES))
-        body_end = offset + FRAME_NBYTES + min(nbytes, room)
-        run.vector.append(before)
+        elif gap:
+            run.vector.append(_SKIPPED[:gap])
+        frame = frames[at * FRAME_NBYTES : (at + 1) * FRAME_NBYTES]
+        run.vector.append(frame)
         run.vector += buffers if room == nbytes else limit(buffers, nbytes)
-        run.members.append(_Member(position, entry, before, body_end))
-        run.end = body_end
+        run.end = offset + FRAME_NBYTES + min(nbytes, room)
+        run.members.append(_Member(position, entry, frame, run.end))
         if room < nbytes:
             run = None  # the rest of the record is not read, so the next needs a call of its own
     return runs

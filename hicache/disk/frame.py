@@ -52,6 +52,14 @@ def unpack(packed: memoryview | bytes, segment: int = 0, offset: int = 0) -> Fra
 def is_frame_of(
     packed: memoryview | bytes, key: PageKey, nbytes: int, segment: int = 0, offset: int = 0
 ) -> bool:
-    """Return whether it is the frame of that key's record, of that length, at that place."""
-    frame = unpack(packed, segment, offset)
-    return frame is not None and frame.key == key and frame.nbytes == nbytes
+    """Return whether it is the frame of that key's record, of that length, at that place.
+
+    A hot path: makes no ``Frame``.
+    """
+    if len(packed) < FRAME_NBYTES:
+        return False
+    magic, found, length, _, _, _, crc = _FRAME.unpack_from(packed)
+    return (
+        (magic, found, length) == (MAGIC, key, nbytes)
+        and crc == crc32(_PLACE.pack(segment, offset), crc32(packed[:_CHECKED]))
+    )  # fmt: skip

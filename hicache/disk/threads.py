@@ -1,10 +1,15 @@
-"""Threads for calls that block: one hop a batch, and buffers that are given back for certain."""
+"""Threads for calls that block: one hop a batch, and buffers that are given back for certain.
+
+They are daemons: a call that hangs in the kernel does not keep the process from ending.
+"""
 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, wait
 from contextlib import suppress
+from queue import SimpleQueue
+from threading import Lock, Thread
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -16,7 +21,7 @@ class Threads:
 
     def __init__(self, name: str, num_threads: int) -> None:
         self.num_threads = num_threads
-        self.executor = ThreadPoolExecutor(num_threads, name)
+        self.executor: Executor = _DaemonExecutor(name, num_threads)
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return what the function returns, from a thread.
@@ -50,6 +55,56 @@ class Threads:
     def close(self) -> None:
         """Wait for what was started; nothing can be started afterwards."""
         self.executor.shutdown(wait=True)
+
+
+class _DaemonExecutor(Executor):
+    """Threads that do not keep the process from ending, as those of the standard library would
+    where a call to the disk hangs."""
+
+    def __init__(self, name: str, num_threads: int) -> None:
+        self._name = name
+        self._num_threads = num_threads
+        self._threads: list[Thread] = []
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._lock = Lock()
+        self._is_closed = False
+
+    def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
+        future: Future[T] = Future()
+
+        def work() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = function(*args, **kwargs)
+            except BaseException as error:  # noqa: BLE001  whoever waits for the future gets it
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        with self._lock:
+            if self._is_closed:
+                raise RuntimeError(f"{self._name} is closed")
+            self._work.put(work)
+            if len(self._threads) < self._num_threads:
+                name = f"{self._name}_{len(self._threads)}"
+                self._threads.append(Thread(target=self._run, name=name, daemon=True))
+                self._threads[-1].start()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        with self._lock:
+            self._is_closed = True
+            for _ in self._threads:
+                self._work.put(None)  # behind all work
+        if wait:
+            for thread in self._threads:
+                thread.join()
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+            del work  # with the buffers of its call
 
 
 async def to_its_end(future: "asyncio.Future[T]", give_up: Callable[[], object]) -> T:

@@ -78,8 +78,10 @@ class Conductor:
         self._num_trials = 0
         self._is_said_full = False
         self._is_pump_posted = False
+        self._pump_posted = 0.0
         self._is_asking = False
         self._is_dead = False
+        self._is_running = False
 
     # ------------------------------------------------------------ from any thread
 
@@ -90,8 +92,17 @@ class Conductor:
     def pump(self) -> None:
         """Make the calls that can be made, soon."""
         if not self._is_pump_posted:
+            self._pump_posted = self._clock()
             self._is_pump_posted = True
             self._thread.post(self._pump)
+
+    def is_blocked(self, since: float) -> bool:
+        """Whether the loop owes, since then or longer, what it was asked to do soon.
+
+        It waits for nothing but its turn; so something in it does not return: a backend's scan,
+        or whatever else of a third party's is not a call of the ledger's.
+        """
+        return self._is_pump_posted and self._is_running and self._pump_posted <= since
 
     def expire(self, now: float) -> None:
         """Give up the calls whose deadline has passed.
@@ -126,6 +137,7 @@ class Conductor:
 
         If not, it still does so later, if ever the calls return.
         """
+        self._is_running = False
         self._thread.post(self._stop)
         return self._thread.join(timeout_s)
 
@@ -141,6 +153,7 @@ class Conductor:
         self.opened.set_result(None)
         self._tick()
         self._pump()
+        self._is_running = True
         await self._stopped.wait()
         while self._calls:
             await asyncio.wait(self._calls)
@@ -156,6 +169,7 @@ class Conductor:
     def _on_death(self) -> None:
         """End every operation. What calls hold stays lent: their threads may still be at it."""
         self._is_dead = True
+        self._is_running = False
         self._ledger.refuse(KINDS, "closed")
         for call in self._ledger.calls():
             self._ledger.give_up(call)

@@ -62,6 +62,8 @@ class PageStore:
         """Set when there is something to drain; whoever waits for it clears it."""
         self._clock = clock
         self._is_stalled = False
+        self._deadline_s = config.deadline_s
+        self._late_since: float | None = None
         self._name = type(backend).__name__
         self._codec = PageCodec(page_size, page_nbytes, backend.alignment)
         self._num_pages = len(memory) // page_nbytes
@@ -271,7 +273,12 @@ class PageStore:
         """Keep deadlines where the loop does not, since a backend blocks it."""
         now = self._clock()
         self._conductor.expire(now)
-        if not self._is_stalled and self._ledger.is_neglected(now - _STALL_S):
+        if not self._conductor.is_blocked(now - self._deadline_s):
+            self._late_since = None
+        elif self._late_since is None:
+            self._late_since = now
+        is_late = self._late_since is not None and now - self._late_since >= _STALL_S
+        if not self._is_stalled and (is_late or self._ledger.is_neglected(now - _STALL_S)):
             self._is_stalled = True
             log.warning("storage: %s blocks its loop: until it goes on, all is missed", self._name)
             self._ledger.refuse(AWAITED, "stalled")
