@@ -29,8 +29,8 @@ FIRST_BACKOFF_S = 0.05
 _NUM_WORKERS = 2
 """Threads that compute checksums, at 10 to 25 GB/s each: more would outrun any disk."""
 INLINE_NBYTES = 64 << 20
-"""Up to here checksums are computed on the loop: 3 ms at 25 GB/s. The way to a worker and back takes
-two wake-ups more, of 0.1 ms each, and of 5 ms beside a thread that is busy in Python."""
+"""Up to here checksums are computed on the loop: 3 ms at 25 GB/s. The way to a worker and back
+takes two wake-ups, of 0.1 ms each, and of 5 ms beside a thread that is busy in Python."""
 
 
 class WrongAnswer(StorageError):
