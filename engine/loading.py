@@ -19,6 +19,7 @@ from transformers import (
 
 from hicache.config import EngineConfig
 from hicache.engine import attention, smollm2
+from hicache.engine.attention_choice import choose_attention
 from hicache.engine.model import LoadedModel
 from hicache.engine.probe import check_config, check_model, observe
 from hicache.engine.quiet import quiet_transformers
@@ -31,6 +32,8 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+
+KV_DTYPES = {"float8_e4m3fn": torch.float8_e4m3fn}
 
 
 def load_model(config: EngineConfig) -> LoadedModel:
@@ -51,6 +54,8 @@ def load_model(config: EngineConfig) -> LoadedModel:
         tokenizer = _load_tokenizer(directory)
         model = _load_weights(directory, hf_config, dtype, device)
     text_config = hf_config.get_text_config(decoder=True)
+    kv = observe(directory.name, model)
+    kv_dtype = None if config.kv_dtype == "auto" else KV_DTYPES[config.kv_dtype]
     loaded = LoadedModel(
         name=config.model if config.model == smollm2.NAME else directory.resolve().name,
         directory=directory,
@@ -58,21 +63,44 @@ def load_model(config: EngineConfig) -> LoadedModel:
         tokenizer=tokenizer,
         device=device,
         dtype=dtype,
-        kv=observe(directory.name, model),
+        kv=kv,
+        kv_dtype=kv_dtype,
+        attention=choose_attention(config.attention, device, dtype, kv_dtype or dtype, kv.head_dim),
         context_tokens=_context_tokens(config, text_config),
         vocab_size=int(text_config.vocab_size),
         eos_token_ids=_eos_token_ids(model, tokenizer),
     )
-    loaded = replace(loaded, prefill_tokens_per_s=check_model(loaded))
+    loaded = _checked(loaded)
     log.info(
-        "loaded %s: %d layers, %s on %s, %.0f tokens/s of prefill",
+        "loaded %s: %d layers, %s on %s, attention by %s, %.0f tokens/s of prefill",
         loaded.name,
         loaded.kv.num_layers,
         dtype,
         device,
+        loaded.attention,
         loaded.prefill_tokens_per_s,
     )
     return loaded
+
+
+def _checked(loaded: LoadedModel) -> LoadedModel:
+    """Return the model with its prefill rate, and with torch's attention if the other's fails.
+
+    The first forward is where kernels are compiled, and where a compiler may be missing.
+    """
+    if loaded.attention != "torch":
+        try:
+            check_model(loaded)  # compiles what is missing, which must not count as slow prefill
+            return replace(loaded, prefill_tokens_per_s=check_model(loaded))
+        except Exception as error:  # whatever a compiler, a driver or an older version raises
+            log.debug("attention by %s failed", loaded.attention, exc_info=True)
+            log.warning(
+                "attention by torch, which is slower: that by %s failed: %s",
+                loaded.attention,
+                _line(error),
+            )
+            loaded = replace(loaded, attention="torch")
+    return replace(loaded, prefill_tokens_per_s=check_model(loaded))
 
 
 def _check_files(directory: Path) -> None:

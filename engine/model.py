@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hicache.engine.attention_choice import AttentionName
 from hicache.engine.template import ChatTemplate
 from hicache.layout import KVLayout
 from hicache.namespace import Namespace, canonical_config, weights_fingerprint
@@ -33,13 +34,17 @@ class LoadedModel:
     tokenizer: PreTrainedTokenizerBase
     device: torch.device
     dtype: torch.dtype
-    """Of weights, compute and KV."""
+    """Of weights and compute; of KV too, if ``kv_dtype`` is not set."""
     kv: KVShape
     context_tokens: int
     """Longest sequence: what the config asks for, else what the model was made for."""
     vocab_size: int
     """Rows of the logits: a token id is below it."""
     eos_token_ids: frozenset[int]
+    kv_dtype: torch.dtype | None = None
+    """Of KV, where it is another."""
+    attention: AttentionName = "torch"
+    """What attends over its pages."""
     prefill_tokens_per_s: float = 0.0
     """Measured at load, from one short prefill; a seed for what is measured later."""
 
@@ -67,7 +72,7 @@ class LoadedModel:
             num_layers=self.kv.num_layers,
             num_kv_heads=self.kv.num_kv_heads,
             head_dim=self.kv.head_dim,
-            dtype=str(self.dtype).removeprefix("torch."),
+            dtype=str(self.kv_dtype or self.dtype).removeprefix("torch."),
             page_size=page_size,
         )
 

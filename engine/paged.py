@@ -20,21 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hicache.engine.attention import Traits
-
-Indices = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """The new tokens of one sequence, and where all of its tokens are."""
-
-    num_tokens: int
-    """New tokens; they follow those of the span before in the row."""
-    start: int
-    """Position of the first new token: so many tokens are in the pages already."""
-    slots: Indices
-    """Slots of its pages, in order; at least up to its last new token."""
+from hicache.engine.attention import Attention, Indices, Span, Traits
+from hicache.engine.page_tables import written_rows
+from hicache.engine.page_writer import PageWriter, raw
+from hicache.engine.placing import place
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,54 +48,67 @@ class _Gather:
     rows: Tensor
     """Layer 0's stretches of the pool, ``[2 * P]``: keys, then values."""
     target: Tensor
-    """``[2 * P, S * H * D]``, a view of the workspace."""
+    """``[2 * P, S * H * D]``, a view of a workspace, as the pool keeps them."""
+    seen: Tensor
+    """The same in the dtype that is computed in: the same memory, or a view of another."""
     readings: list[_Reading]
 
 
 class Workspace:
     """Memory that layers gather pages into, one after the other: kept, for it is large.
 
-    Shared by the forwards of one runner, which never overlap.
+    Shared by the forwards of one backend, which never overlap.
     """
 
     def __init__(self) -> None:
         self._buffer = torch.empty(0)
 
-    def take(self, num_elements: int, like: Tensor) -> Tensor:
-        """Return so many elements of anything, in ``like``'s dtype, where ``like`` is."""
-        if self._buffer.numel() < num_elements or self._buffer.dtype != like.dtype:
-            self._buffer = torch.empty(
-                num_elements + num_elements // 4, dtype=like.dtype, device=like.device
-            )
+    def take(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return so many elements of anything."""
+        if self._buffer.numel() < num_elements or self._buffer.dtype != dtype:
+            self._buffer = torch.empty(0)  # the old goes before the new is taken
+            self._buffer = torch.empty(num_elements + num_elements // 4, dtype=dtype, device=device)
         return self._buffer[:num_elements]
 
 
-class PagedAttention:
-    """One forward's attention over the pages of a pool.
+class TorchBackend:
+    """Attention in torch, on any device and in any dtype."""
 
-    ``wait(layer)`` is called before a layer touches any page: not only before it reads, since a
-    copy that is still arriving may also be headed for a page that this forward writes to (the
-    first tokens of a page, copied for a partial hit, arrive as a whole page).
-    """
+    name = "torch"
+
+    def __init__(self, pages: Tensor, dtype: torch.dtype | None = None) -> None:
+        """``pages`` is the pool, ``[N, L, 2, S, H, D]``, contiguous.
+
+        ``dtype`` is what is computed in, where the pool's is another.
+        """
+        assert pages.is_contiguous()
+        self.pages = pages
+        self.dtype = pages.dtype if dtype is None else dtype
+        self.gathered = Workspace()
+        self.converted = Workspace()
+
+    def begin(self, spans: Sequence[Span], wait: Callable[[int], None]) -> Attention:
+        """Return what attends in one forward over these sequences."""
+        return PagedAttention(self, spans, wait)
+
+
+class PagedAttention:
+    """One forward's attention over the pages of a pool."""
 
     def __init__(
-        self,
-        pages: Tensor,
-        spans: Sequence[Span],
-        wait: Callable[[int], None],
-        workspace: Workspace,
+        self, backend: TorchBackend, spans: Sequence[Span], wait: Callable[[int], None]
     ) -> None:
-        """``pages`` is the pool, ``[N, L, 2, S, H, D]``, contiguous."""
+        pages = backend.pages
         num_pages, self._num_layers, _, self._page_size, self._num_heads, self._head_dim = (
             pages.shape
         )
+        self._backend = backend
         self._pages = pages
         self._spans = spans
         self._wait = wait
-        self._workspace = workspace
-        self._stretches = pages.view(num_pages * self._num_layers * 2, -1)
-        self._tokens = pages.view(-1, self._num_heads, self._head_dim)
-        self._written = self._rows_written()
+        self._stretches = raw(pages).view(num_pages * self._num_layers * 2, -1)
+        rows = written_rows(spans, self._page_size, self._num_layers * 2 * self._page_size)
+        self._writer = PageWriter(pages, place(rows, pages.device))
         self._gathers: dict[int | None, _Gather] = {}
 
     def attend(
@@ -114,32 +116,20 @@ class PagedAttention:
     ) -> Tensor:
         """Write the new tokens of this layer into their pages, then attend over all pages."""
         self._wait(layer)
-        key_rows = self._written[layer]
-        self._tokens.index_copy_(0, key_rows, key.transpose(0, 1))
-        self._tokens.index_copy_(0, key_rows + self._page_size, value.transpose(0, 1))
+        self._writer.write(layer, key, value)
         gather = self._gathers.get(traits.window)
         if gather is None:
             gather = self._gathers[traits.window] = self._plan(traits.window)
         # Whole stretches of memory: 8 times as fast as indexing pages of a strided view.
-        torch.index_select(self._stretches, 0, gather.rows + 2 * layer, out=gather.target)
+        torch.index_select(self._stretches[2 * layer :], 0, gather.rows, out=gather.target)
+        if gather.seen is not gather.target:
+            gather.seen.copy_(gather.target.view(self._pages.dtype))
         rows = query.transpose(0, 1)  # [T, H * G, D]
         results = [
             _attend(rows[reading.first : reading.last], reading, traits)
             for reading in gather.readings
         ]
         return results[0] if len(results) == 1 else torch.cat(results)
-
-    def _rows_written(self) -> Tensor:
-        """Return where each layer's new keys go in the pool as a list of tokens, ``[L, T]``."""
-        stretch = self._page_size
-        page_tokens = self._num_layers * 2 * stretch
-        rows: list[Indices] = []
-        for span in self._spans:
-            positions = np.arange(span.start, span.start + span.num_tokens, dtype=np.int64)
-            pages = span.slots[positions // stretch]
-            rows.append(pages * page_tokens + positions % stretch)
-        layers = np.arange(self._num_layers, dtype=np.int64)[:, None] * (2 * stretch)
-        return self._index(np.concatenate(rows) + layers)
 
     def _plan(self, window: int | None) -> _Gather:
         """Return what layers with this window gather, and how each sequence reads it."""
@@ -152,10 +142,8 @@ class PagedAttention:
             pages.append(span.slots[first // size : -(-last // size)])
             ranges.append((first, last))
         rows = np.concatenate(pages) * (2 * self._num_layers)
-        target = self._workspace.take(2 * len(rows) * self._stretches.shape[1], self._pages).view(
-            2 * len(rows), -1
-        )
-        gathered = target.view(2, len(rows) * size, self._num_heads, self._head_dim)
+        target, seen_values = self._memory(2 * len(rows))
+        gathered = seen_values.view(2, len(rows) * size, self._num_heads, self._head_dim)
         readings: list[_Reading] = []
         first_row = first_token = 0
         for span, (first, last), own in zip(self._spans, ranges, pages, strict=True):
@@ -167,7 +155,19 @@ class PagedAttention:
             )
             first_row += span.num_tokens
             first_token += len(own) * size
-        return _Gather(self._index(np.concatenate([rows, rows + 1])), target, readings)
+        placed = place(np.concatenate([rows, rows + 1]), self._pages.device)
+        return _Gather(placed, target, seen_values, readings)
+
+    def _memory(self, num_stretches: int) -> tuple[Tensor, Tensor]:
+        """Return where so many stretches are gathered into, and where they are read."""
+        backend, device = self._backend, self._pages.device
+        num_elements = num_stretches * self._stretches.shape[1]
+        target = backend.gathered.take(num_elements, self._stretches.dtype, device)
+        target = target.view(num_stretches, -1)
+        if self._pages.dtype == backend.dtype:
+            return target, target
+        seen = backend.converted.take(num_elements, backend.dtype, device)
+        return target, seen.view(num_stretches, -1)
 
     def _mask(self, span: Span, first: int, window: int | None) -> tuple[Tensor | None, bool]:
         last = span.start + span.num_tokens
@@ -181,11 +181,8 @@ class PagedAttention:
         hidden = seen > own
         if window is not None:
             hidden |= seen <= own - window
-        mask = torch.zeros(hidden.shape, dtype=self._pages.dtype, device=device)
+        mask = torch.zeros(hidden.shape, dtype=self._backend.dtype, device=device)
         return mask.masked_fill_(hidden, float("-inf")), False
-
-    def _index(self, rows: Indices) -> Tensor:
-        return torch.from_numpy(rows).to(self._pages.device, non_blocking=True)
 
 
 def _attend(rows: Tensor, reading: _Reading, traits: Traits) -> Tensor:

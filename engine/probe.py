@@ -136,7 +136,9 @@ def _paged_logits(loaded: LoadedModel, tokens: list[int], cuts: tuple[int, ...])
     layout = loaded.layout_for(_PAGE_SIZE)
     num_pages = -(-len(tokens) // _PAGE_SIZE)
     pages = torch.zeros(
-        (num_pages + 1, *layout.page_shape), dtype=loaded.dtype, device=loaded.device
+        (num_pages + 1, *layout.page_shape),
+        dtype=loaded.kv_dtype or loaded.dtype,
+        device=loaded.device,
     )
     runner = ModelRunner(loaded, pages)
     slots = array("i", range(num_pages, 0, -1))

@@ -8,12 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hicache.engine.attention import AttentionBackend, Span, never_wait
+from hicache.engine.attention_choice import open_attention
 from hicache.engine.model import LoadedModel
-from hicache.engine.paged import Indices, PagedAttention, Span, Workspace
-
-
-def never_wait(layer: int) -> None:
-    """Wait for nothing: what is read is in L1 already."""
+from hicache.engine.placing import place
 
 
 @dataclass(slots=True)
@@ -40,18 +38,24 @@ class Batch:
 class ModelRunner:
     """Runs one model on one pool. Not thread-safe: one forward at a time."""
 
-    def __init__(self, loaded: LoadedModel, pages: Tensor) -> None:
-        """``pages`` is the pool, ``[N, L, 2, S, H, D]``; it stays the caller's."""
+    def __init__(
+        self, loaded: LoadedModel, pages: Tensor, attention: AttentionBackend | None = None
+    ) -> None:
+        """``pages`` is the pool, ``[N, L, 2, S, H, D]``; it stays the caller's.
+
+        ``attention`` is over the same pool; without it, what the model was loaded for.
+        """
         assert pages.is_contiguous()
         self._model = loaded.model
         self._pages = pages
-        self._workspace = Workspace()
+        self.attention = attention or open_attention(loaded.attention, pages, loaded.dtype)
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Tensor:
         """Return logits of each sequence's last token, float32 ``[sequences, vocabulary]``.
 
-        Afterwards the new tokens' keys and values are in the pages.
+        Afterwards the new tokens' keys and values are in the pages. On a GPU all that is so in
+        the order of the current stream: this returns before it is computed, and waits for nothing.
         """
         spans = [self._span(sequence) for sequence in batch.sequences]
         token_ids = np.concatenate(
@@ -61,13 +65,13 @@ class ModelRunner:
             [np.arange(span.start, span.start + span.num_tokens, dtype=np.int64) for span in spans]
         )
         last = np.cumsum([span.num_tokens for span in spans], dtype=np.int64) - 1
-        attention = PagedAttention(self._pages, spans, batch.wait, self._workspace)
+        device = self._pages.device
         output = self._model(
-            input_ids=self._tensor(token_ids)[None],
-            position_ids=self._tensor(positions)[None],
+            input_ids=place(token_ids, device)[None],
+            position_ids=place(positions, device)[None],
             use_cache=False,
-            logits_to_keep=self._tensor(last),
-            paged=attention,
+            logits_to_keep=place(last, device),
+            paged=self.attention.begin(spans, batch.wait),
         )
         logits: Tensor = output.logits[0]
         return logits.float()
@@ -77,6 +81,3 @@ class ModelRunner:
         assert num_tokens > 0
         assert (sequence.start + num_tokens) <= len(sequence.slots) * self._pages.shape[3]
         return Span(num_tokens, sequence.start, np.array(sequence.slots, dtype=np.int64))
-
-    def _tensor(self, values: Indices) -> Tensor:
-        return torch.from_numpy(values).to(self._pages.device, non_blocking=True)

@@ -143,9 +143,11 @@ class EngineConfig(Section):
     """cpu, cuda, cuda:1, … auto: cuda where there is one."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Of weights, compute and KV. auto: float32 on a CPU, else the checkpoint's."""
-    attention: Literal["auto", "torch"] = "auto"
-    """Both are torch, on CPU and CUDA. Kernels such as FlashInfer's have their place behind the
-    protocol ``Attention`` of engine/attention.py."""
+    kv_dtype: Literal["auto", "float8_e4m3fn"] = "auto"
+    """Of KV. auto: as dtype. float8_e4m3fn: half the bytes of 16 bits, and less exact."""
+    attention: Literal["auto", "torch", "flashinfer"] = "auto"
+    """torch: on any device. flashinfer: FlashInfer's kernels, on a GPU; where it is missing or
+    does not fit, a line says why and torch takes over. auto: flashinfer on a GPU."""
     max_batch: PositiveInt = 32
     """Requests that run at once, at most."""
     chunk_tokens: PositiveInt = 512

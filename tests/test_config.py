@@ -113,8 +113,8 @@ def test_settings_do_not_change_afterwards() -> None:
             "'write_through', 'write_through_selective' or 'write_back'",
         ),
         (
-            '[engine]\nattention = "flashinfer"',
-            "engine.attention: Input should be 'auto' or 'torch'",
+            '[engine]\nattention = "flash"',
+            "engine.attention: Input should be 'auto', 'torch' or 'flashinfer'",
         ),
     ],
 )
