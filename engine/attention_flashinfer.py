@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from hicache.engine.attention import Attention, Indices, Span, Traits
-from hicache.engine.page_tables import PageTable, padded, page_table, written_rows
+from hicache.engine.page_tables import Padded, PageTable, page_table, written_rows
 from hicache.engine.page_writer import PageWriter
 from hicache.engine.placing import Mark, mark, pinned, place
 
@@ -89,7 +89,13 @@ class FlashInferBackend:
 
     name = "flashinfer"
 
-    def __init__(self, pages: Tensor, dtype: torch.dtype, library: Library | None = None) -> None:
+    def __init__(
+        self,
+        pages: Tensor,
+        dtype: torch.dtype,
+        library: Library | None = None,
+        workspace_nbytes: int = WORKSPACE_NBYTES,
+    ) -> None:
         """``pages`` is the pool, ``[N, L, 2, S, H, D]``, contiguous; queries come in ``dtype``."""
         assert pages.is_contiguous()
         self.pages = pages
@@ -97,7 +103,7 @@ class FlashInferBackend:
         self.page_size = pages.shape[3]
         self._library = import_library() if library is None else library
         # Some of its kernels want it zero at first.
-        self._workspace = torch.zeros(WORKSPACE_NBYTES, dtype=torch.uint8, device=pages.device)
+        self._workspace = torch.zeros(workspace_nbytes, dtype=torch.uint8, device=pages.device)
         self._prefill: dict[Group, _Plan] = {}
         self._decode: dict[Group, _Plan] = {}
 
@@ -272,16 +278,16 @@ class FixedDecode:
         self._plans: dict[Group, _Plan] = {}
         self._table: _Placed | None = None
 
-    def prepare(self, spans: Sequence[Span]) -> None:
+    def prepare(self, batch: Padded) -> None:
         """Have the next ``attend``, or the next replay of it, be over these sequences.
 
-        All that is arriving in their pages must be there: a graph waits for nothing in between.
+        All that is arriving in their pages must be there: a replay waits for nothing in between.
         """
+        assert len(batch.spans) == self.num_sequences
         backend, device = self._backend, self._backend.pages.device
-        full = padded(spans, self.num_sequences)
-        self._rows.copy_(place(backend.rows(full.spans), device))
-        self._sources.copy_(place(full.sources, device))
-        self._table = _Placed.of(page_table(full.spans, backend.page_size), device)
+        self._rows.copy_(place(backend.rows(batch.spans), device))
+        self._sources.copy_(place(batch.sources, device))
+        self._table = _Placed.of(page_table(batch.spans, backend.page_size), device)
         for group, plan in self._plans.items():
             plan.renew(self._table, group)
 

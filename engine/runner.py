@@ -8,8 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hicache.engine.attention import AttentionBackend, Span, never_wait
+from hicache.engine.attention import Attention, AttentionBackend, Span, never_wait
 from hicache.engine.attention_choice import open_attention
+from hicache.engine.attention_flashinfer import FlashInferBackend
+from hicache.engine.graphs import DecodeGraphs, Limits, Record
 from hicache.engine.model import LoadedModel
 from hicache.engine.placing import place
 
@@ -48,7 +50,24 @@ class ModelRunner:
         assert pages.is_contiguous()
         self._model = loaded.model
         self._pages = pages
+        self._context_tokens = loaded.context_tokens
         self.attention = attention or open_attention(loaded.attention, pages, loaded.dtype)
+        self.graphs: DecodeGraphs | None = None
+        """What replays decode batches, where that was asked for and can be."""
+
+    @torch.inference_mode()
+    def use_graphs(self, max_batch: int, record: Record | None = None) -> None:
+        """Replay decode batches from now on, if the attention can be recorded.
+
+        Only while no page of L1 is in use: the first one is written.
+        """
+        if not isinstance(self.attention, FlashInferBackend):
+            return
+        num_pages, num_layers, _, page_size, _, _ = self._pages.shape
+        longest = min(num_pages, -(-self._context_tokens // page_size))
+        limits = Limits(self._pages.device, num_layers, max_batch, longest)
+        self.graphs = DecodeGraphs(self.attention, self._compute, limits, record)
+        self.graphs.warm_up()
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Tensor:
@@ -64,14 +83,29 @@ class ModelRunner:
         positions = np.concatenate(
             [np.arange(span.start, span.start + span.num_tokens, dtype=np.int64) for span in spans]
         )
+        if self.graphs is not None:
+            logits = self.graphs.forward(spans, token_ids, positions, batch.wait)
+            if logits is not None:
+                return logits
         last = np.cumsum([span.num_tokens for span in spans], dtype=np.int64) - 1
         device = self._pages.device
+        return self._compute(
+            place(token_ids, device)[None],
+            place(positions, device)[None],
+            self.attention.begin(spans, batch.wait),
+            place(last, device),
+        )
+
+    def _compute(
+        self, token_ids: Tensor, positions: Tensor, attention: Attention, rows: Tensor | int = 0
+    ) -> Tensor:
+        """Return logits of these rows, or of all."""
         output = self._model(
-            input_ids=place(token_ids, device)[None],
-            position_ids=place(positions, device)[None],
+            input_ids=token_ids,
+            position_ids=positions,
             use_cache=False,
-            logits_to_keep=place(last, device),
-            paged=self.attention.begin(spans, batch.wait),
+            logits_to_keep=rows,  # of HF's own, 0 keeps all
+            paged=attention,
         )
         logits: Tensor = output.logits[0]
         return logits.float()
