@@ -51,8 +51,15 @@ WORKSPACE_NBYTES = 256 << 20
 class Wrapper(Protocol):
     """What FlashInfer's two wrappers have in common."""
 
-    plan: Callable[..., None]
-    run: Callable[..., object]
+    @property
+    def plan(self) -> Callable[..., None]:
+        """Spread the work of a step over the GPU."""
+        ...
+
+    @property
+    def run(self) -> Callable[..., object]:
+        """Attend, as planned: the output, or with ``return_lse`` that and the log-sum-exp."""
+        ...
 
 
 class Library(Protocol):

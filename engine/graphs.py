@@ -176,7 +176,7 @@ class _Recorder:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pool: tuple[int, int] | None = None
+        self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, compute: Callable[[], Tensor]) -> tuple[Tensor, Replay]:
         """Run it twice beside the current stream, as it must be before it is recorded; record."""
@@ -191,5 +191,4 @@ class _Recorder:
         # Other threads may use the GPU meanwhile.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             result = compute()
-        self._pool = graph.pool()
         return result, graph.replay
