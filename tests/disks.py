@@ -34,10 +34,13 @@ class Disk:
     clock: FakeClock
     budget_nbytes: int = 64 * MIB
 
+    def backend(self) -> StorageBackend:
+        """Return a backend that is not open yet."""
+        return BACKENDS[self.kind](self.path, self.budget_nbytes, clock=self.clock)
+
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[StorageBackend]:
-        made = BACKENDS[self.kind](self.path, self.budget_nbytes, clock=self.clock)
-        async with made as backend:
+        async with self.backend() as backend:
             yield backend
 
     def files(self) -> list[Path]:

@@ -84,6 +84,9 @@ class World:
     inner: StorageBackend = field(default_factory=MemoryBackend)
     backend: FaultyBackend = field(init=False)
     clock: FakeClock = field(default_factory=FakeClock)
+    content: Callable[[bytes], bytes] = content
+    """What the page of a key contains."""
+    item_nbytes: int = 1
     memory: bytearray = field(init=False)
     store: PageStore = field(init=False)
     events: list[Event] = field(default_factory=list)
@@ -103,6 +106,7 @@ class World:
             PAGE_NBYTES,
             StorageConfig(**self.config),
             page_size=PAGE_SIZE,
+            item_nbytes=self.item_nbytes,
             clock=self.clock,
         )
 
@@ -123,7 +127,7 @@ class World:
     def fill(self, pages: Sequence[PageRef], source: Sequence[int]) -> None:
         """Put into the pool what these pages contain."""
         for page, slot in zip(pages, source, strict=True):
-            self.memory[slot * PAGE_NBYTES : (slot + 1) * PAGE_NBYTES] = content(page.key)
+            self.memory[slot * PAGE_NBYTES : (slot + 1) * PAGE_NBYTES] = self.content(page.key)
 
     def start_store(self, pages: Sequence[PageRef], first: int = 0) -> OpId:
         """Ask for a store from slots ``first`` on, filled with what the pages contain."""

@@ -66,7 +66,7 @@ def changed(offset: int, value: bytes) -> bytearray:
     """Return a record with other bytes at an offset, and a checksum that fits them."""
     record = encoded()
     record[offset : offset + len(value)] = value
-    record[8:16] = struct.pack("<Q", xxhash.xxh3_64_intdigest(record[16:]))
+    record[8:16] = struct.pack("<Q", xxhash.xxh3_64_intdigest(record[16:], record[7]))
     return record
 
 
@@ -99,7 +99,7 @@ def test_the_table_of_offsets_is_true() -> None:
     record = encoded()
 
     assert record[:8] == b"HiCa" + struct.pack("<HBB", FORMAT_VERSION, 0, 0)
-    assert record[8:16] == struct.pack("<Q", xxhash.xxh3_64_intdigest(record[16:]))
+    assert record[8:16] == struct.pack("<Q", xxhash.xxh3_64_intdigest(record[16:], record[7]))
     assert record[16:40] == struct.pack("<QQQ", CREATED_US, PAGE_NBYTES, PAGE_NBYTES)
     assert record[40:56] == struct.pack("<IIII", CODEC.header_nbytes, 2, PAGE_SIZE, 0)
     assert record[56:152] == NAMESPACE + PAGE.key + PAGE.parent
@@ -200,7 +200,9 @@ def test_what_is_shorter_than_a_header_is_refused() -> None:
 
 
 def _is_consistent(record: Buffer, key: PageKey = PAGE.key) -> bool:
-    return CODEC.is_consistent(key, parse(record), NAMESPACE)
+    page = CODEC.page_of(key, record, NAMESPACE)
+    assert page is None or page.key == key
+    return page is not None
 
 
 def test_a_header_of_ours_is_consistent() -> None:
@@ -222,8 +224,20 @@ def test_a_header_of_ours_is_consistent() -> None:
         lambda: changed(44, struct.pack("<I", 0)),
         lambda: changed(120, bytes(32)),
         lambda: changed(152, b"\xff\xff"),
+        lambda: changed(0, b"X"),
     ],
-    ids=["kind", "namespace", "key", "length", "header", "tokens", "number", "parent", "hash"],
+    ids=[
+        "kind",
+        "namespace",
+        "key",
+        "length",
+        "header",
+        "tokens",
+        "number",
+        "parent",
+        "hash",
+        "magic",
+    ],
 )
 def test_a_header_that_contradicts_itself_is_not(change: Callable[[], Buffer]) -> None:
     assert not _is_consistent(change())
@@ -284,7 +298,7 @@ def _sealed(record: bytes, offset: int, value: bytes) -> bytes:
     """Return a record with other bytes at an offset, and a checksum that fits them."""
     changed = bytearray(record)
     changed[offset : offset + len(value)] = value
-    changed[8:16] = struct.pack("<Q", xxhash.xxh3_64_intdigest(changed[16:]))
+    changed[8:16] = struct.pack("<Q", xxhash.xxh3_64_intdigest(changed[16:], changed[7]))
     return bytes(changed)
 
 

@@ -44,7 +44,7 @@ def test_every_dependency_is_pinned_within_its_bounds() -> None:
     pinned = {canonicalize_name(name): version for name, version in pins.items()}
     extras = PYPROJECT["project"]["optional-dependencies"]
     wanted = [PYPROJECT["project"]["dependencies"]]
-    wanted += [extras[name] for name in ("engine", "demo", "test", "lint")]
+    wanted += [extras[name] for name in ("engine", "demo", "crypto", "test", "lint")]
 
     for requirement in (Requirement(text) for group in wanted for text in group):
         assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)])

@@ -8,7 +8,7 @@ from pathlib import Path
 from hicache.config import CacheConfig, StorageConfig, cache_directory
 from hicache.errors import ConfigError
 from hicache.eviction import POLICIES as RANKS
-from hicache.layout import KVLayout
+from hicache.layout import ITEM_NBYTES, KVLayout
 from hicache.machine import free_disk_nbytes, used_disk_nbytes
 from hicache.planner import Planner, PlannerConfig
 from hicache.plugins import make_backend
@@ -119,7 +119,7 @@ def open_parts(
     if backend is not None:
         store = PageStore(
             backend, host_pool.memory, layout.page_nbytes, config.storage,
-            page_size=layout.page_size, clock=clock,
+            page_size=layout.page_size, item_nbytes=ITEM_NBYTES[layout.dtype], clock=clock,
         )  # fmt: skip
         wake = store.wake
         store.start()

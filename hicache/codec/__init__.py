@@ -1,15 +1,16 @@
 """What pages look like in storage: records that prove what they are."""
 
+from hicache.codec.keyfile import open_keyring
+from hicache.codec.page import PageCodec
 from hicache.codec.record import (
     CODEC_NONE,
-    CODEC_ZSTD,
     FIXED_NBYTES,
     FORMAT_VERSION,
     KIND_NAMESPACE,
     KIND_PAGE,
+    KIND_SEALED,
     MAGIC,
     Header,
-    PageCodec,
     decode_namespace,
     encode_namespace,
     header_nbytes,
@@ -17,20 +18,23 @@ from hicache.codec.record import (
     peek,
     prove,
 )
+from hicache.codec.sealing import Keyring
 
 __all__ = [
     "CODEC_NONE",
-    "CODEC_ZSTD",
     "FIXED_NBYTES",
     "FORMAT_VERSION",
     "KIND_NAMESPACE",
     "KIND_PAGE",
+    "KIND_SEALED",
     "MAGIC",
     "Header",
+    "Keyring",
     "PageCodec",
     "decode_namespace",
     "encode_namespace",
     "header_nbytes",
+    "open_keyring",
     "parse",
     "peek",
     "prove",

@@ -1,15 +1,15 @@
 """The record: what stands before a page's bytes in storage, so that they prove what they are.
 
 A record is a header and a payload. Every header of one page size has the same length, so that
-``get`` can scatter a record into a header buffer and the page itself. Little-endian:
+``get`` can scatter a record into a header buffer and the page itself, or scratch. Little-endian:
 
 ====== ====== ==============================================================
 offset nbytes
 ====== ====== ==============================================================
 0      4      magic, ``HiCa``
 4      2      format version
-6      1      kind: 0 a page, 1 the description of a namespace
-7      1      codec of the payload: 0 none, 1 zstd (not written yet)
+6      1      kind: 0 a page, 1 the description of a namespace, 2 a sealed page
+7      1      codec of the payload: 0 none, 1, 2 or 4 zstd of so many planes of bytes
 8      8      checksum: xxh3-64 of bytes 16 to the end of the header, then of the payload as stored
 16     8      created, microseconds since 1970
 24     8      stored length: bytes of the payload as it is stored
@@ -25,9 +25,24 @@ offset nbytes
 152+4T        zero, to a multiple of 64 (or of the alignment that the backend asks for)
 ====== ====== ==============================================================
 
-The first eight bytes are outside the checksum, because each value of them that we accept is known.
-The description of a namespace has no tokens, its digest as key, zeros as parent, and is proved by
-hashing: SHA-256 of the payload is the key.
+A sealed page has names of keys (``sealing``) where a page has its key and its parent's, but for
+the parent of a first page, which is the namespace digest in both. From byte 152 on it has:
+
+====== ====== ==============================================================
+152    8      id of the master key
+160    12     nonce
+172    4      zero
+176    16     tag of what is sealed in the header
+192    32     sealed: parent key
+224    4 T    sealed: token ids, int32
+224+4T        zero, as above
+====== ====== ==============================================================
+
+The first eight bytes are outside the checksum, because each value of them that we accept is known;
+its seed is the codec, plus 256 where the page is sealed, so that these are no exception.
+The checksum is of what is stored, so that damage is found before anything is decoded, by those
+who have no key too. The description of a namespace has no tokens, its digest as key, zeros as
+parent, and is proved by hashing: SHA-256 of the payload is the key.
 
 This module knows bytes. It reads no clock and no file, and never copies a payload.
 """
@@ -40,31 +55,31 @@ import xxhash
 from typing_extensions import Buffer
 
 from hicache.errors import CorruptPage
-from hicache.keys import KEY_NBYTES, TOKEN_NBYTES, NamespaceDigest, PageKey, PageRef
+from hicache.keys import KEY_NBYTES, TOKEN_NBYTES, NamespaceDigest, PageKey
 
 MAGIC = b"HiCa"
 FORMAT_VERSION = 1
-KIND_PAGE, KIND_NAMESPACE = 0, 1
-CODEC_NONE, CODEC_ZSTD = 0, 1
+KIND_PAGE, KIND_NAMESPACE, KIND_SEALED = 0, 1, 2
+CODEC_NONE = 0
+ZSTD_CODECS = (1, 2, 4)
+"""Each is the number of planes."""
 
 _FIXED = struct.Struct("<4sHBBQQQQIIII32s32s32s")
-_PROVEN = struct.Struct("<QQIIII32s32s32s")
-"""Bytes 24 to 152: with the tokens, all that a page is expected to be."""
-_CHECKSUM = struct.Struct("<Q")
-_CREATED = struct.Struct("<Q")
-_CHECKSUM_START, _SUMMED_START, _PROVEN_START, _LENGTH_AT = 8, 16, 24, 40
-_PAGE_PREFIX = struct.pack("<4sHBB", MAGIC, FORMAT_VERSION, KIND_PAGE, CODEC_NONE)
+CHECKSUM = struct.Struct("<Q")
+_KIND_AT, _CODEC_AT, CHECKSUM_START, SUMMED_START, _LENGTH_AT = 6, 7, 8, 16, 40
 _NO_KEY = bytes(KEY_NBYTES)
 _MIN_ALIGNMENT = 64
 
 FIXED_NBYTES = _FIXED.size
 """Bytes of a header before its tokens."""
+SEALED_FIXED_NBYTES = FIXED_NBYTES + 72
+"""The same, of a sealed page."""
 
 
-def header_nbytes(page_size: int, alignment: int = 1) -> int:
+def header_nbytes(page_size: int, alignment: int = 1, fixed_nbytes: int = FIXED_NBYTES) -> int:
     """Return the length of the header of every page of ``page_size`` tokens."""
     unit = max(alignment, _MIN_ALIGNMENT)
-    return -(-(FIXED_NBYTES + TOKEN_NBYTES * page_size) // unit) * unit
+    return -(-(fixed_nbytes + TOKEN_NBYTES * page_size) // unit) * unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +95,18 @@ class Header:
     raw_nbytes: int
     header_nbytes: int
     number: int
+    num_tokens: int
     namespace: NamespaceDigest
     key: PageKey
+    """Under which the record is stored: of a sealed page, the name of its key."""
     parent: bytes
     tokens: bytes
+    """Of a sealed page none: they are sealed."""
+
+    @property
+    def is_page(self) -> bool:
+        """Whether it stands before a page, sealed or not."""
+        return self.kind in (KIND_PAGE, KIND_SEALED)
 
 
 def parse(header: Buffer) -> Header:
@@ -114,12 +137,14 @@ def peek(head: Buffer) -> Header:
         raise CorruptPage(f"magic: {magic!r}")
     if version != FORMAT_VERSION:
         raise CorruptPage(f"version: {version}, not {FORMAT_VERSION}")
-    end = FIXED_NBYTES + TOKEN_NBYTES * num_tokens
+    start = SEALED_FIXED_NBYTES if kind == KIND_SEALED else FIXED_NBYTES
+    end = start + TOKEN_NBYTES * num_tokens
     if nbytes < end:
         raise CorruptPage(f"length: {num_tokens} tokens in a header of {nbytes} bytes")
     return Header(
         version, kind, codec, checksum, created_us, stored_nbytes, raw_nbytes, nbytes, number,
-        NamespaceDigest(namespace), PageKey(key), parent, raw[FIXED_NBYTES:end],
+        num_tokens, NamespaceDigest(namespace), PageKey(key), parent,
+        b"" if kind == KIND_SEALED else raw[start:end],
     )  # fmt: skip
 
 
@@ -128,6 +153,7 @@ def prove(key: PageKey, record: memoryview) -> Header:
 
     For those who look at a store and expect nothing: a page's tokens and parent must hash to its
     key, a description must hash to it, and the checksum must be that of header and payload.
+    Codecs are not tried, and what is sealed stays so: then the checksum is all there is.
     Raises ``CorruptPage`` that names the first thing that is wrong.
     """
     nbytes = max(int.from_bytes(record[_LENGTH_AT : _LENGTH_AT + 4], "little"), FIXED_NBYTES)
@@ -137,123 +163,21 @@ def prove(key: PageKey, record: memoryview) -> Header:
     if len(record) != header.header_nbytes + header.stored_nbytes:
         expected = header.header_nbytes + header.stored_nbytes
         raise CorruptPage(f"length: {len(record)} bytes, not {expected}")
-    if _checksum(record[: header.header_nbytes], record[header.header_nbytes :]) != header.checksum:
+    if checksum(record[: header.header_nbytes], record[header.header_nbytes :]) != header.checksum:
         raise CorruptPage("checksum")
-    if header.codec != CODEC_NONE or header.raw_nbytes != header.stored_nbytes:
+    is_as_is = header.codec == CODEC_NONE and header.kind != KIND_SEALED
+    is_known = header.codec in (CODEC_NONE, *ZSTD_CODECS)
+    if not is_known or (is_as_is and header.raw_nbytes != header.stored_nbytes):
         raise CorruptPage(f"codec: {header.codec} of {header.raw_nbytes} bytes")
     if header.kind == KIND_NAMESPACE:
         decode_namespace(NamespaceDigest(key), bytes(record))
-    elif header.kind != KIND_PAGE:
+    elif not header.is_page:
         raise CorruptPage(f"kind: {header.kind}")
-    elif sha256(header.parent + header.tokens).digest() != key:
+    elif header.kind == KIND_PAGE and sha256(header.parent + header.tokens).digest() != key:
         raise CorruptPage("tokens: with the parent key they do not hash to the page key")
     elif (header.number == 0) != (header.parent == header.namespace):
         raise CorruptPage(f"number: {header.number} does not fit the parent")
     return header
-
-
-class PageCodec:
-    """Headers of the pages of one shape: writes them, and proves what is read.
-
-    Thread-safe: it holds nothing that changes.
-    """
-
-    def __init__(self, page_size: int, page_nbytes: int, alignment: int = 1) -> None:
-        self.page_size = page_size
-        self.page_nbytes = page_nbytes
-        self.header_nbytes = header_nbytes(page_size, alignment)
-        self.record_nbytes = self.header_nbytes + page_nbytes
-        self._tokens_nbytes = page_size * TOKEN_NBYTES
-        self._padding = bytes(self.header_nbytes - FIXED_NBYTES - self._tokens_nbytes)
-
-    def encode(
-        self,
-        header: memoryview,
-        payload: memoryview,
-        page: PageRef,
-        namespace: NamespaceDigest,
-        created_us: int,
-    ) -> None:
-        """Write the header of ``payload`` into ``header``, which is ``header_nbytes`` long.
-
-        The payload is read once, for its checksum, and must not change until it is stored.
-        """
-        assert len(header) == self.header_nbytes
-        assert len(payload) == self.page_nbytes
-        assert len(page.tokens) == self._tokens_nbytes
-        header[:_CHECKSUM_START] = _PAGE_PREFIX
-        _CREATED.pack_into(header, _SUMMED_START, created_us)
-        header[_PROVEN_START:] = self._proven(page, namespace)
-        _CHECKSUM.pack_into(header, _CHECKSUM_START, _checksum(header, payload))
-
-    def verify(
-        self,
-        header: memoryview,
-        payload: memoryview,
-        page: PageRef,
-        namespace: NamespaceDigest,
-        num_read: int,
-    ) -> None:
-        """Return if these are the header and payload of ``page``, bit for bit as stored.
-
-        ``num_read`` is the length that the backend gave: header and payload may hold anything
-        beyond it. Raises ``CorruptPage`` that names the first thing that differs.
-        """
-        if num_read != self.record_nbytes:
-            raise CorruptPage(f"length: {num_read} bytes, not {self.record_nbytes}")
-        raw = header.tobytes()
-        if not raw.startswith(_PAGE_PREFIX) or raw[_PROVEN_START:] != self._proven(page, namespace):
-            raise CorruptPage(self._difference(raw, page, namespace))
-        (expected,) = _CHECKSUM.unpack_from(header, _CHECKSUM_START)
-        if _checksum(header, payload) != expected:
-            raise CorruptPage("checksum")
-
-    def is_consistent(self, key: PageKey, header: Header, namespace: NamespaceDigest) -> bool:
-        """Whether a header found by a scan can be a page of ours, of this namespace.
-
-        Its key must be the hash of its parent and tokens. The payload is not proved.
-        """
-        return (
-            header.kind == KIND_PAGE
-            and header.namespace == namespace
-            and header.key == key
-            and header.header_nbytes == self.header_nbytes
-            and header.raw_nbytes == self.page_nbytes
-            and len(header.tokens) == self._tokens_nbytes
-            and (header.number == 0) == (header.parent == namespace)
-            and sha256(header.parent + header.tokens).digest() == key
-        )
-
-    def _proven(self, page: PageRef, namespace: NamespaceDigest) -> bytes:
-        fixed = _PROVEN.pack(
-            self.page_nbytes, self.page_nbytes, self.header_nbytes, page.number, self.page_size, 0,
-            namespace, page.key, page.parent,
-        )  # fmt: skip
-        return b"".join((fixed, page.tokens, self._padding))
-
-    def _difference(self, raw: bytes, page: PageRef, namespace: NamespaceDigest) -> str:
-        """Return what a header has that is not as expected, in words."""
-        try:
-            header = parse(raw)
-        except CorruptPage as error:
-            return str(error)
-        pairs = {
-            "kind": (header.kind, KIND_PAGE),
-            "codec": (header.codec, CODEC_NONE),
-            "namespace": (header.namespace.hex(), namespace.hex()),
-            "key": (header.key.hex(), page.key.hex()),
-            "parent": (header.parent.hex(), page.parent.hex()),
-            "number": (header.number, page.number),
-            "tokens": (header.tokens.hex(), page.tokens.hex()),
-            "length": (
-                (header.header_nbytes, header.stored_nbytes, header.raw_nbytes),
-                (self.header_nbytes, self.page_nbytes, self.page_nbytes),
-            ),
-        }
-        for name, (found, expected) in pairs.items():
-            if found != expected:
-                return f"{name}: {found}, not {expected}"
-        return "padding"
 
 
 def encode_namespace(digest: NamespaceDigest, descriptor: bytes, created_us: int) -> list[bytes]:
@@ -266,7 +190,7 @@ def encode_namespace(digest: NamespaceDigest, descriptor: bytes, created_us: int
         len(descriptor), len(descriptor), nbytes, 0, 0, 0, digest, digest, _NO_KEY,
     )  # fmt: skip
     view = memoryview(header)
-    _CHECKSUM.pack_into(header, _CHECKSUM_START, _checksum(view, memoryview(descriptor)))
+    CHECKSUM.pack_into(header, CHECKSUM_START, checksum(view, memoryview(descriptor)))
     return [bytes(header), descriptor]
 
 
@@ -286,7 +210,9 @@ def decode_namespace(digest: NamespaceDigest, record: bytes) -> bytes:
     return descriptor
 
 
-def _checksum(header: memoryview, payload: memoryview) -> int:
-    summed = xxhash.xxh3_64(header[_SUMMED_START:])
+def checksum(header: memoryview, payload: memoryview) -> int:
+    """Return what a header must have as checksum: of all it says, and of the payload as stored."""
+    seed = header[_CODEC_AT] + 256 * (header[_KIND_AT] == KIND_SEALED)
+    summed = xxhash.xxh3_64(header[SUMMED_START:], seed)
     summed.update(payload)
     return summed.intdigest()

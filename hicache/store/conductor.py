@@ -51,7 +51,7 @@ class Conductor:
         clock: Callable[[], float],
         wake: threading.Event,
     ) -> None:
-        self.caller = Caller(backend, codec, memory)
+        self.caller = Caller(backend, codec, memory, config.concurrency)
         self.opened: Future[None] = Future()
         """Done when the backend is open, or with the reason why not."""
         self.found: deque[Iterator[ChainFound]] = deque()
@@ -60,6 +60,7 @@ class Conductor:
         self.num_calls: Counter[Kind] = Counter()
         self.call_seconds: dict[Kind, float] = dict.fromkeys(KINDS, 0.0)
         self.num_breaks = 0
+        self.num_foreign_pages = 0
         self.is_full = False
         self.backend_stats: StorageStats | None = None
         self._backend = backend
@@ -330,13 +331,20 @@ class Conductor:
         self._wake.set()
 
     async def _note_headers(self, chains: Chains) -> None:
-        num_records = num_pages = 0
+        num_records = num_pages = num_foreign = 0
         async for key, header in self._backend.scan(self._codec.header_nbytes):
-            num_pages += chains.note(key, header)
+            if chains.note(key, header):
+                num_pages += 1
+            elif self._codec.is_foreign(header):
+                num_foreign += 1
             num_records += 1
             if not num_records % _SCAN_SLICE:
                 await asyncio.sleep(0)
-        log.info("storage: %d records, %d pages of this namespace", num_records, num_pages)
+        self.num_foreign_pages = num_foreign
+        log.info(
+            "storage: %d records, %d pages of this namespace, %d sealed with keys not here",
+            num_records, num_pages, num_foreign,
+        )  # fmt: skip
 
     async def _is_done(self, what: str, work: Coroutine[object, object, None]) -> bool:
         """Do something beside the calls; whether it did not fail."""

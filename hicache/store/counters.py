@@ -17,6 +17,8 @@ class StoreStats:
     """Asked for, and not there."""
     num_corrupt_pages: int
     """There, and not what they should be: deleted."""
+    num_foreign_pages: int
+    """Sealed with a key that is not here: found by the last scan, and left alone."""
     num_stored_pages: int
     num_present_pages: int
     """Not written, because they were there already."""

@@ -11,7 +11,7 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 
-from hicache.codec import PageCodec, encode_namespace
+from hicache.codec import PageCodec, encode_namespace, open_keyring
 from hicache.config import StorageConfig
 from hicache.errors import ConfigError, HiCacheError, StorageError, StorageUnavailable
 from hicache.events import Event, OpId
@@ -51,8 +51,10 @@ class PageStore:
         config: StorageConfig,
         *,
         page_size: int,
+        item_nbytes: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``item_nbytes``: of one number of KV, for codecs. Raises ``ConfigError``."""
         if page_nbytes % backend.alignment:
             raise ConfigError(
                 f"pages of {page_nbytes} bytes are no multiple of the {backend.alignment} bytes "
@@ -65,7 +67,11 @@ class PageStore:
         self._deadline_s = config.deadline_s
         self._late_since: float | None = None
         self._name = type(backend).__name__
-        self._codec = PageCodec(page_size, page_nbytes, backend.alignment)
+        self._codec = PageCodec(
+            page_size, page_nbytes, backend.alignment,
+            codec=config.codec, level=config.codec_level, item_nbytes=item_nbytes,
+            keyring=open_keyring(config),
+        )  # fmt: skip
         self._num_pages = len(memory) // page_nbytes
         self._ledger = Ledger(
             self._num_pages,
@@ -219,6 +225,7 @@ class PageStore:
             num_fetched_pages=counts["fetched_pages"],
             num_absent_pages=counts["absent_pages"],
             num_corrupt_pages=counts["corrupt_pages"],
+            num_foreign_pages=conductor.num_foreign_pages,
             num_stored_pages=counts["stored_pages"],
             num_present_pages=counts["present_pages"],
             num_deleted_pages=counts["deleted_pages"],

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 from typing_extensions import Buffer
 
-from hicache.codec import PageCodec, parse
-from hicache.errors import CorruptPage
+from hicache.codec import PageCodec
 from hicache.events import ChainFound
 from hicache.keys import NamespaceDigest, PageKey
 
@@ -29,14 +28,11 @@ class Chains:
 
         What is of another namespace, format or shape, or contradicts itself, is passed over.
         """
-        try:
-            parsed = parse(header)
-        except CorruptPage:
+        page = self._codec.page_of(key, header, self._namespace)
+        if page is None or page.key in self._pages:
             return False
-        if not self._codec.is_consistent(key, parsed, self._namespace) or key in self._pages:
-            return False
-        self._pages[key] = (parsed.number, parsed.tokens)
-        self._children[parsed.parent].append(key)
+        self._pages[page.key] = (page.number, page.tokens)
+        self._children[page.parent].append(page.key)
         return True
 
     def __iter__(self) -> Iterator[ChainFound]:
