@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from hicache.errors import InputError
 from hicache.tools.traces.normal import TraceInfo, TraceRequest
 from hicache.tools.traces.normal_form import written
 from hicache.tools.traces.opening import open_trace
@@ -207,6 +208,53 @@ def test_kvcache_simulator_lines_carry_their_block_size(tmp_path: Path) -> None:
     assert facts(trace.info) == ("kvcache-simulator", 64, False, True)
     assert shared_blocks(requests) == [0, 1]
     assert [request.time_s for request in requests] == [None, None]
+
+
+def test_a_block_size_in_any_line_of_kvcache_simulator_is_that_of_all(tmp_path: Path) -> None:
+    content = lines(
+        {"hash_ids": ["a", "b"], "input_length": 32},
+        {"block_size": 16, "hash_ids": ["a", "b", "c"], "input_length": 33},
+    )
+
+    trace = opened(tmp_path, content, block_size=64)
+
+    assert facts(trace.info) == ("kvcache-simulator", 16, False, True)
+    assert shared_blocks(list(trace)) == [0, 2]
+
+
+def test_kvcache_simulator_without_a_block_size_takes_that_of_a_person(tmp_path: Path) -> None:
+    content = lines({"hash_ids": ["a", "b"], "input_length": 100})
+
+    trace = opened(tmp_path, content, format="kvcache-simulator", block_size=64)
+
+    assert trace.info.block_size == 64
+    with pytest.raises(InputError, match="no line says it; say it with --block-size"):
+        opened(tmp_path, content, format="kvcache-simulator")
+
+
+@pytest.mark.parametrize(
+    ("block_tokens", "what"),
+    [
+        ([64, 64, 2], None),
+        ([64, 66], "2 of them for 3 hash_ids"),
+        ([64, 64, 64], "they add up to 192, not to 130"),
+        ([64, 32, 34], "only the last may be less than 64"),
+        ([64, 65, 1], "only the last may be less than 64"),
+        ([64, 66, 0], "0 is out of range"),
+        (64, "expected a list, found 64"),
+    ],
+)
+def test_block_tokens_of_kvcache_simulator_are_those_of_whole_pages(
+    tmp_path: Path, block_tokens: object, what: str | None
+) -> None:
+    record = {"block_size": 64, "hash_ids": ["a", "b", "c"], "input_length": 130}
+
+    trace = opened(tmp_path, lines(record, {**record, "block_tokens": block_tokens}))
+
+    assert sum(1 for _ in trace) == (1 if what else 2)
+    assert [line.partition("block_tokens: ")[2] for line in trace.info.bad_lines] == (
+        [what] if what else []
+    )
 
 
 CHAT = [

@@ -53,7 +53,23 @@ def test_one_request_is_explained(trace: str, capsys: pytest.CaptureFixture[str]
         ["--l1", "much"],
         ["--l3", "inf"],
         ["--model", "none"],
-        ["--export", "oracle-general"],
+        ["--export-to", "stream"],
+        ["--export", "csv"],
+        ["--explain", "0", "--sweep", "l1=1p,2p"],
+        ["--page-size", "24"],
+        ["--page-size", "0"],
+        ["--l1", "0p"],
+        ["--sessions", "2"],
+        ["--eviction", "best"],
+        ["--write", "no.such:policy"],
+        ["--prefetch", "tests.replay.policies:nothing"],
+        ["--bytes-per-token", "0"],
+        ["--format", "mooncak"],
+        ["--tokenizer", "absent.json"],
+        ["--explain", "9"],
+        ["--json", "no/such/folder/report.json"],
+        ["--html", "no/such/folder/report.html"],
+        ["--csv", "no/such/folder/report.csv"],
         ["--host-gbps", "0"],
     ],
 )
@@ -62,4 +78,6 @@ def test_what_cannot_be_run_ends_with_one_line_and_code_2(
 ) -> None:
     assert main(["replay", trace, *flags]) == 2
 
-    assert capsys.readouterr().err.startswith("hicache: ")
+    said = capsys.readouterr().err
+    assert said.startswith("hicache: ")
+    assert said.count("\n") == 1

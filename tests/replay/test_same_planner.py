@@ -112,7 +112,7 @@ def _replayed(workload: Workload, write: str) -> list[Action]:
     settings = Settings(
         l1=f"{DEVICE_PAGES}p", l2=f"{HOST_PAGES}p", l3="1000p", write=write, is_sequential=True
     )
-    world, tally = open_world(workload, settings, find_sharing(workload.jobs))
+    world, tally = open_world(workload, settings, find_sharing(workload))
     world.log = []
     Engine(settings, world, tally).run(workload.jobs)
     world.planner.check()

@@ -15,7 +15,7 @@ TURNS = [[1], [1, 2], [3], [3, 4]]
 def test_smaller_pages_invent_no_hit() -> None:
     trace = trace_of([[1, 2, 3], [1, 2, 4]], block_size=16)
 
-    sharing = find_sharing(load(trace, page_size=4).jobs)
+    sharing = find_sharing(load(trace, page_size=4))
 
     assert sharing.seen == [0, 8]
     assert sharing.num_unique_pages == 16
@@ -24,9 +24,9 @@ def test_smaller_pages_invent_no_hit() -> None:
 def test_larger_pages_lose_what_ends_inside_them() -> None:
     trace = trace_of([[1, 2, 3], [1, 2, 4], [1, 5], [1, 2, 3]], block_size=16)
 
-    sharing = find_sharing(load(trace, page_size=32).jobs)
+    sharing = find_sharing(load(trace, page_size=32))
 
-    assert sharing.seen == [0, 1, 0, 2]
+    assert sharing.seen == [0, 1, 0, 1]  # and an unfinished page is not kept
     assert sharing.longest_pages == 2
 
 
@@ -50,7 +50,7 @@ def test_sessions_follow_one_another_where_the_trace_has_no_times() -> None:
     assert [job.number for job in workload.jobs] == [0, 1, 2, 3]
     assert workload.jobs[2].time_s > 3.0
     assert [job.after for job in workload.jobs] == [None, 0, None, 2]
-    assert workload.pace == "1 sessions at once"
+    assert workload.pace == "1 session at once"
 
 
 def test_so_many_sessions_begin_at_once() -> None:
@@ -78,7 +78,7 @@ def test_a_pace_for_a_trace_with_times_is_refused() -> None:
 
 
 def test_min_keeps_what_is_used_sooner() -> None:
-    sharing = find_sharing(load(trace_of([[1], [2], [3], [1], [2]])).jobs)
+    sharing = find_sharing(load(trace_of([[1], [2], [3], [1], [2]])))
 
     assert sum(belady(sharing, 2)) == 1
     assert sum(belady(sharing, 3)) == 2

@@ -22,7 +22,7 @@ needs_shared = pytest.mark.skipif(not CONVERSATION.exists(), reason="no traces i
 def conversation() -> tuple[Workload, Sharing]:
     """Return the conversation trace, read once, and what its requests share."""
     workload = load(open_trace(CONVERSATION))
-    return workload, find_sharing(workload.jobs)
+    return workload, find_sharing(workload)
 
 
 def trace_of(
@@ -33,6 +33,7 @@ def trace_of(
     gap_s: float = 1.0,
     sessions: Sequence[str] | None = None,
     parents: Sequence[int | None] | None = None,
+    num_output_tokens: int = 10,
 ) -> Trace:
     """Return a trace of requests given as their blocks, all of them full."""
 
@@ -40,7 +41,7 @@ def trace_of(
         for number, blocks in enumerate(requests):
             yield TraceRequest(
                 number * gap_s, sessions[number] if sessions else str(number), "",
-                len(blocks) * block_size, 10, array("i", blocks),
+                len(blocks) * block_size, num_output_tokens, array("i", blocks),
                 parents[number] if parents else None,
             )  # fmt: skip
 

@@ -1,7 +1,8 @@
 """The engine of a replay: requests wait, run, prefill in turns, decode and end, in virtual time.
 
-As the server's does, it asks for the requests in the order in which they came; one that waits for
-storage lets others pass, one that finds no room in L1 does not.
+As the server's does, it lets a request run when it is its turn to compute, not before: what
+storage has of it can arrive meanwhile. It asks for the requests in the order in which they came;
+one that waits for storage lets others pass, one that finds no room in L1 does not.
 """
 
 import heapq
@@ -9,13 +10,16 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from hicache.actions import Action, Grant, Load, Refuse, Store, Wait
-from hicache.events import Arrived, Computed, OpId, Released, RequestId, Wanted
+from hicache.actions import Action, CopyPage, Grant, Grown, Load, Refuse, Store, Wait
+from hicache.events import Arrived, Computed, Extended, OpId, Released, RequestId, Wanted
 from hicache.keys import TOKEN_NBYTES
 from hicache.tools.replay.settings import Settings
 from hicache.tools.replay.tally import Tally
 from hicache.tools.replay.workload import Job
 from hicache.tools.replay.world import World
+
+WINDOW = 64
+"""Waiting requests that are asked for at a time, as the server's scheduler does."""
 
 
 @dataclass(slots=True)
@@ -23,8 +27,11 @@ class _Running:
     """A request that has its lease."""
 
     job: Job
-    num_hit: int
+    num_hit_pages: int
+    num_hit_tokens: int
     loads: set[OpId]
+    granted_s: float
+    has_room_for_output: bool = False
 
 
 @dataclass(order=True, slots=True)
@@ -55,12 +62,15 @@ class Engine:
         self._loading: dict[OpId, list[_Running]] = {}
         self._due: list[_Due] = []
         self._num_due = 0
-        self._prefill_free_at = 0.0
+        self._num_prefilling = 0
+        self._layer_groups = settings.layer_groups
         self._held_back: dict[int, list[Job]] = {}
         """Jobs that continue one which has not ended, by its index."""
         self._has_ended: set[int] = set()
         self._is_stale = False
         """Whether a waiting request may get another answer now than it got last."""
+        self._page_nbytes = tally.page_grains * TOKEN_NBYTES
+        self._page_tokens = tally.page_grains * tally.grain_tokens
 
     def run(self, jobs: list[Job]) -> None:
         """Let all jobs arrive and end. O(events log events)."""
@@ -99,7 +109,7 @@ class Engine:
         """Go on with what the end of an operation, or a deadline, makes possible."""
         if not (self._running and isinstance(ended, Load | Store)):  # these give nobody room
             self._is_stale = bool(self._waiting)
-        if isinstance(ended, Load):
+        if isinstance(ended, Load | CopyPage):
             for running in self._loading.pop(ended.op, ()):
                 running.loads.discard(ended.op)
                 if not running.loads:
@@ -109,8 +119,13 @@ class Engine:
 
     def _arrive(self, job: Job) -> None:
         self._waiting.append(job)
+        self._tally.outcomes[job.index].arrived_s = self._world.now
+        num_grains = len(job.tokens) // TOKEN_NBYTES
+        kept = job.num_kept_pages * self._page_nbytes // TOKEN_NBYTES
+        # A page that has others behind it may be hit in part.
+        limit = kept if self._page_nbytes == TOKEN_NBYTES else num_grains
         self._world.send(
-            Arrived(RequestId(job.index), job.namespace, job.tokens, max_hit_tokens=job.num_pages)
+            Arrived(RequestId(job.index), job.namespace, job.tokens, max_hit_tokens=limit)
         )
         self._is_stale = True
 
@@ -118,9 +133,10 @@ class Engine:
         """Let as many waiting requests run as may."""
         self._is_stale = False
         passed_over: list[Job] = []
-        while self._waiting and len(self._running) < self._concurrency:
+        while self._waiting and self._can_admit() and len(passed_over) < WINDOW:
             job = self._waiting[0]
-            answer = self._world.send(Wanted(RequestId(job.index), job.num_pages))
+            num_grains = len(job.tokens) // TOKEN_NBYTES
+            answer = self._world.send(Wanted(RequestId(job.index), num_grains))
             if isinstance(answer, Wait) and answer.reason != "storage":
                 break
             self._waiting.popleft()
@@ -134,9 +150,19 @@ class Engine:
                 self._end(job)
         self._waiting.extendleft(reversed(passed_over))
 
+    def _can_admit(self) -> bool:
+        """Whether there is a place, and nobody else's prompt is being computed."""
+        is_busy = self._num_prefilling > 0 and math.isfinite(self._prefill_tokens_per_s)
+        return len(self._running) < self._concurrency and not is_busy
+
     def _start(self, job: Job, grant: Grant) -> None:
-        self._tally.granted(job.index, grant.hit, self._world.now)
-        running = _Running(job, grant.hit.total, set(grant.loads))
+        tally, now = self._tally, self._world.now
+        tally.granted(job.index, grant.hit, now)
+        tally.unfinished(job.index, job.num_pages - job.num_kept_pages)
+        outcome = tally.outcomes[job.index]
+        num_hit_tokens = outcome.num_hit * self._page_tokens + outcome.partial
+        running = _Running(job, outcome.num_hit, num_hit_tokens, set(grant.loads), now)
+        self._num_prefilling += 1
         self._running[job.index] = running
         for op in grant.loads:
             self._loading.setdefault(op, []).append(running)
@@ -144,27 +170,51 @@ class Engine:
             self._prefill(running)
 
     def _prefill(self, running: _Running) -> None:
-        """Compute what is not hit, behind the prefills that were there before."""
-        job, tally = running.job, self._tally
-        share = running.num_hit / job.num_pages if job.num_pages else 0.0
-        num_tokens = max(1, round(job.num_input_tokens * (1 - share)))  # a logit is needed
-        start = max(self._world.now, self._prefill_free_at)
-        end = start + num_tokens / self._prefill_tokens_per_s
-        self._prefill_free_at = end
-        tally.outcomes[job.index].ttft_s = end - job.time_s
+        """Compute what is not hit; what is loaded has arrived, one group of layers at a time.
+
+        The first layers began when their group was there, the last ones begin now.
+        """
+        job, now, groups = running.job, self._world.now, self._layer_groups
+        num_tokens = max(1, job.num_input_tokens - running.num_hit_tokens)  # a logit is needed
+        compute_s = num_tokens / self._prefill_tokens_per_s
+        first_s = running.granted_s + (now - running.granted_s) / groups
+        end = max(first_s + compute_s, now + compute_s / groups)
+        outcome = self._tally.outcomes[job.index]
+        outcome.ttft_s = end - outcome.arrived_s
         self._plan(end, False, running)
 
     def _take(self, due: _Due) -> None:
         running, world = due.running, self._world
         job = running.job
         if due.is_end:
+            self._keep_output(running)
             del self._running[job.index]
             self._end(job)
             return
-        rest = job.tokens[running.num_hit * TOKEN_NBYTES :]
+        self._num_prefilling -= 1
+        self._is_stale = bool(self._waiting)
+        size = self._page_nbytes
+        rest = job.tokens[running.num_hit_pages * size : job.num_kept_pages * size]
         if rest:
             world.send(Computed(RequestId(job.index), rest))
+        self._make_room_for_output(running)
         self._plan(world.now + job.num_output_tokens / self._decode_tokens_per_s, True, running)
+
+    def _make_room_for_output(self, running: _Running) -> None:
+        job = running.job
+        if job.output and not running.has_room_for_output:
+            num_pages = job.num_kept_pages + len(job.output) // self._page_nbytes
+            answer = self._world.send(Extended(RequestId(job.index), num_pages))
+            running.has_room_for_output = isinstance(answer, Grown)
+
+    def _keep_output(self, running: _Running) -> None:
+        """Commit what was generated, if L1 had room for it at the start or has it at the end."""
+        job = running.job
+        self._make_room_for_output(running)
+        if running.has_room_for_output:
+            self._world.send(Computed(RequestId(job.index), job.output))
+        else:
+            self._tally.num_lost_output_pages += len(job.output) // self._page_nbytes
 
     def _end(self, job: Job) -> None:
         self._world.send(Released(RequestId(job.index)))

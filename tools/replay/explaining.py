@@ -15,6 +15,7 @@ _REASONS = {
     "recompute_cheaper": "a lower tier has them, and computing them is sooner done",
     "no_room": "L3 has them, and L2 had no room to fetch them into",
     "computed_meanwhile": "another request was computing them",
+    "unfinished": "the last page is not full, and such pages are not kept",
     "refused": "the request is longer than L1",
 }
 
@@ -31,10 +32,10 @@ def explain(replayed: Replayed, number: int) -> list[str]:
     outcome, size = replayed.tally.outcomes[job.index], replayed.workload.page_size
     lines = [
         f"request {number} of session {job.session}: {job.num_input_tokens:,} tokens in "
-        f"{job.num_pages:,} pages of {size}, arrived at {job.time_s:.3f} s"
+        f"{job.num_pages:,} pages of {size}, arrived at {outcome.arrived_s:.3f} s"
     ]
     if not outcome.is_refused:
-        wait_s = outcome.granted_s - job.time_s
+        wait_s = outcome.granted_s - outcome.arrived_s
         lines.append(f"granted after {wait_s:.3f} s, first token after {outcome.ttft_s:.3f} s")
     start = 0
     for tier, num_pages in (
@@ -46,4 +47,7 @@ def explain(replayed: Replayed, number: int) -> list[str]:
         if num_pages:
             lines.append(f"pages {start:>6,} to {start + num_pages - 1:>6,}  {tier}")
             start += num_pages
+    if outcome.partial:
+        tier = {"device": "L1", "host": "L2", "storage": "L3"}[outcome.partial_tier]
+        lines.append(f"of page {outcome.num_hit:,}, {outcome.partial:,} tokens were in {tier}")
     return lines

@@ -25,6 +25,8 @@ def export(workload: Workload, form: str, path: Path) -> int:
     """
     if form not in FORMATS:
         raise ConfigError(f"--export {form}: not one of {', '.join(FORMATS)}")
+    if workload.page_grains > 1:
+        raise ConfigError("--export: only with pages as large as the trace's blocks, or smaller")
     records = np.empty(workload.num_pages, RECORD)
     tenants: dict[NamespaceDigest, int] = {}
     first, start_s = 0, workload.jobs[0].time_s
@@ -32,7 +34,7 @@ def export(workload: Workload, form: str, path: Path) -> int:
         tenant = tenants.setdefault(job.namespace, len(tenants))
         part = records[first : first + job.num_pages]
         part["time"] = int(job.time_s - start_s)
-        part["object"] = np.frombuffer(job.tokens, "<i4").astype("<u8") + (tenant << 32)
+        part["object"] = np.frombuffer(job.tokens, "<u4").astype("<u8") + (tenant << 32)
         first += job.num_pages
     records["size"] = 1
     records["next"] = _next_references(records["object"])

@@ -6,10 +6,10 @@ together: cost follows requests and new pages, not the pages referred to.
 
 import heapq
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hicache.keys import NamespaceDigest
-from hicache.tools.replay.workload import Job
+from hicache.tools.replay.workload import Workload
 from hicache.tree import HiRadixTree, Node
 
 
@@ -18,31 +18,38 @@ class Sharing:
     """What the requests of a workload have in common."""
 
     seen: list[int]
-    """Leading pages of each request that an earlier one had."""
+    """Leading pages of each request that an earlier one left behind."""
+    kept: list[int]
+    """Leading pages of each request that can be found at all."""
     num_unique_pages: int
     longest_pages: int
     ends: list[Node]
-    """The last run of each request; the runs above it are its path."""
+    """The last run that each request leaves behind; the runs above it are its path."""
 
 
-def find_sharing(jobs: list[Job]) -> Sharing:
+def find_sharing(workload: Workload) -> Sharing:
     """Put all requests in trees, one after the other. O(requests, their runs and new pages)."""
     trees: dict[NamespaceDigest, HiRadixTree] = {}
-    seen: list[int] = []
-    ends: list[Node] = []
+    sharing = Sharing([], [], 0, 0, [])
     num_unique, longest = 0, 0
-    for job in jobs:
+    for job in workload.jobs:
         tree = trees.get(job.namespace)
         if tree is None:
-            tree = trees[job.namespace] = HiRadixTree(job.namespace, 1)
-        node = tree.locate(job.tokens)
-        seen.append(node.end)
-        if node.end < job.num_pages:
-            num_unique += job.num_pages - node.end
-            node = tree.add(node, job.tokens[node.end * tree.page_nbytes :], 0.0)
-        ends.append(node)
-        longest = max(longest, job.num_pages)
-    return Sharing(seen, num_unique, longest, ends)
+            tree = trees[job.namespace] = HiRadixTree(job.namespace, workload.page_grains)
+        prompt = job.tokens[: job.num_kept_pages * tree.page_nbytes]
+        node = tree.locate(prompt)
+        sharing.seen.append(node.end)
+        sharing.kept.append(job.num_kept_pages)
+        num_unique += job.num_pages - job.num_kept_pages  # an unfinished page, seen by nobody
+        if node.end < job.num_kept_pages or job.output:
+            left = prompt + job.output
+            node = tree.locate(left)
+            if rest := left[node.end * tree.page_nbytes :]:
+                num_unique += len(rest) // tree.page_nbytes
+                node = tree.add(node, rest, 0.0)
+        sharing.ends.append(node)
+        longest = max(longest, job.num_pages + len(job.output) // tree.page_nbytes)
+    return replace(sharing, num_unique_pages=num_unique, longest_pages=longest)
 
 
 def belady(sharing: Sharing, capacity: float) -> list[int]:
@@ -55,8 +62,8 @@ def belady(sharing: Sharing, capacity: float) -> list[int]:
     paths = [end.path() for end in sharing.ends]
     cache = _Clairvoyant(capacity)
     hits: list[int] = []
-    for path, uses in zip(paths, _next_uses(paths), strict=True):
-        hits.append(_leading(path, cache.resident))
+    for path, uses, num_kept in zip(paths, _next_uses(paths), sharing.kept, strict=True):
+        hits.append(min(num_kept, _leading(path, cache.resident)))
         for node, use in zip(path, uses, strict=True):
             cache.use(node, use)
     return hits

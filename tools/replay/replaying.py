@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+from hicache.errors import ConfigError
+from hicache.keys import TOKEN_NBYTES
 from hicache.planner import PlannerConfig
 from hicache.sizes import Size
 from hicache.tools.replay.engine import Engine
@@ -43,7 +45,7 @@ class Replayed:
 def replay(workload: Workload, settings: Settings, sharing: Sharing | None = None) -> Replayed:
     """Replay a workload. ``sharing`` is that of the workload, if it is known already."""
     settings.check()
-    sharing = sharing or find_sharing(workload.jobs)
+    sharing = sharing or find_sharing(workload)
     world, tally = open_world(workload, settings, sharing)
     Engine(settings, world, tally).run(workload.jobs)
     config = world.planner.config
@@ -60,7 +62,10 @@ def replay(workload: Workload, settings: Settings, sharing: Sharing | None = Non
 def open_world(workload: Workload, settings: Settings, sharing: Sharing) -> tuple[World, Tally]:
     """Return an empty world of these settings, and what counts for it."""
     jobs = workload.jobs
-    tally = Tally(sharing.seen, [job.num_pages for job in jobs], [Outcome() for _ in jobs])
+    tally = Tally(
+        sharing.seen, sharing.kept, [Outcome() for _ in jobs], workload.grain_tokens,
+        workload.page_grains,
+    )  # fmt: skip
     page_nbytes = workload.page_size * settings.token_nbytes
     config = planner_config(workload, settings, sharing)
     records = _num_pages(settings.l3, workload.page_size, page_nbytes, math.inf)
@@ -69,16 +74,18 @@ def open_world(workload: Workload, settings: Settings, sharing: Sharing) -> tupl
 
 
 def planner_config(workload: Workload, settings: Settings, sharing: Sharing) -> PlannerConfig:
-    """Return what the planner is told: pages are pseudo-tokens, but their bytes are real."""
+    """Return what the planner is told: its tokens are grains, but the bytes of pages are real."""
     page_nbytes = workload.page_size * settings.token_nbytes
     at_once = 1 if settings.is_sequential else settings.concurrency
-    ample = min(sharing.num_unique_pages + at_once * sharing.longest_pages, workload.num_pages) + 1
+    left = sum(len(job.output) for job in workload.jobs) // (TOKEN_NBYTES * workload.page_grains)
+    most = workload.num_pages + left + len(workload.jobs)  # and a page copied for each
+    ample = min(sharing.num_unique_pages + at_once * (sharing.longest_pages + 1), most) + 1
     device = int(_num_pages(settings.l1, workload.page_size, page_nbytes, ample))
     host = int(_num_pages(settings.l2, workload.page_size, page_nbytes, ample))
     is_timed = math.isfinite(settings.prefill_tokens_per_s) and not settings.is_sequential
     low_water = 0 if settings.is_sequential or not host else int(device * settings.low_water)
     return PlannerConfig(
-        page_size=1,
+        page_size=workload.page_grains,
         page_nbytes=page_nbytes,
         device_pages=device,
         host_pages=host,
@@ -92,7 +99,7 @@ def planner_config(workload: Workload, settings: Settings, sharing: Sharing) -> 
         # A store without end need not know what is used.
         touch_interval_s=math.inf if settings.l3 == "inf" else 60.0,
         prefill_tokens_per_s=(
-            settings.prefill_tokens_per_s / workload.page_size if is_timed else None
+            settings.prefill_tokens_per_s / workload.grain_tokens if is_timed else None
         ),
     )
 
@@ -101,4 +108,9 @@ def _num_pages(text: str, page_size: int, page_nbytes: int, unlimited: float) ->
     size = parse_size(text)
     if size is None:
         return 0
-    return size.num_pages(page_size, page_nbytes) if isinstance(size, Size) else unlimited
+    if not isinstance(size, Size):
+        return unlimited
+    num_pages = size.num_pages(page_size, page_nbytes)
+    if num_pages < 1:
+        raise ConfigError(f"{text}: less than one page, which is {page_nbytes:,} bytes")
+    return num_pages

@@ -7,12 +7,11 @@ the same trace, settings and seed give the same bytes.
 import math
 from collections.abc import Sequence
 
+from hicache.tools.replay.optimum import Sharing
 from hicache.tools.replay.replaying import Replayed
 from hicache.tools.replay.settings import finite
-from hicache.tools.replay.tally import Outcome
-from hicache.tools.replay.workload import Job
-
-TIERS = ("device", "host", "storage")
+from hicache.tools.replay.tally import TIERS, Outcome
+from hicache.tools.replay.workload import Job, Workload
 
 NUM_INTERVALS = 60
 """Of the hit rate over time."""
@@ -20,7 +19,7 @@ NUM_INTERVALS = 60
 DENOMINATORS = {
     "blocks": "pages hit / pages of all requests, refused ones included; the last page of a "
     "request counts whole",
-    "tokens": "tokens of the pages hit / input tokens of all requests",
+    "tokens": "tokens hit, those of a page hit in part included / input tokens of all requests",
     "requests": "requests with at least one page from that tier / all requests",
     "full_blocks": "pages hit that are full / full pages of all requests",
     "mean_over_requests": "the mean of each request's own share of pages hit",
@@ -28,11 +27,10 @@ DENOMINATORS = {
 }
 
 
-def describe_trace(replayed: Replayed) -> dict[str, object]:
+def describe_trace(workload: Workload, sharing: Sharing) -> dict[str, object]:
     """Return what is known of the trace."""
-    sharing = replayed.sharing
     return {
-        **replayed.workload.describe(),
+        **workload.describe(),
         "num_unique_pages": sharing.num_unique_pages,
         "longest_request_pages": sharing.longest_pages,
         "denominators": DENOMINATORS,
@@ -56,12 +54,17 @@ def describe_run(replayed: Replayed) -> dict[str, object]:
                 "storage": finite(replayed.num_storage_pages),
             },
         },
+        "pages": {
+            "referred": replayed.workload.num_pages,
+            "unique": replayed.sharing.num_unique_pages,
+        },
         "hit_rate": hit_rates(replayed, 0, len(jobs)),
         "other_hit_rates": other_hit_rates(replayed),
         "hit_rate_warm_up": hit_rates(replayed, 0, num_warm),
         "hit_rate_after_warm_up": hit_rates(replayed, num_warm, len(jobs)),
         "num_warm_up_requests": num_warm,
         "first_eviction_s": tally.first_eviction_s,
+        "num_lost_output_pages": tally.num_lost_output_pages,
         "num_refused_requests": sum(outcome.is_refused for outcome in outcomes),
         "optimum": _optimum(replayed),
         "bytes": {
@@ -92,6 +95,7 @@ def hit_rates(replayed: Replayed, first: int, last: int) -> dict[str, dict[str, 
             tokens[tier] += _num_tokens(job, end, page_size) - _num_tokens(job, start, page_size)
             requests[tier] += num_pages > 0
             start = end
+        tokens[TIERS.index(outcome.partial_tier)] += outcome.partial
     any_hit = sum(outcome.num_hit > 0 for outcome in outcomes)
     return {
         "blocks": _by_tier(blocks, sum(blocks), sum(job.num_pages for job in jobs)),
@@ -121,12 +125,13 @@ def other_hit_rates(replayed: Replayed) -> dict[str, float]:
 
 def hit_rate_over_time(replayed: Replayed) -> list[dict[str, float]]:
     """Return hit rates by tier, in pages, of equal intervals of time; empty ones are left out."""
-    jobs = replayed.workload.jobs
-    start = jobs[0].time_s
-    step = (jobs[-1].time_s - start) / NUM_INTERVALS or 1.0
+    jobs, outcomes = replayed.workload.jobs, replayed.tally.outcomes
+    times = [outcome.arrived_s for outcome in outcomes]
+    start = min(times)
+    step = (max(times) - start) / NUM_INTERVALS or 1.0
     found: dict[int, list[tuple[Job, Outcome]]] = {}
-    for job, outcome in zip(jobs, replayed.tally.outcomes, strict=True):
-        interval = min(int((job.time_s - start) / step), NUM_INTERVALS - 1)
+    for job, outcome in zip(jobs, outcomes, strict=True):
+        interval = min(int((outcome.arrived_s - start) / step), NUM_INTERVALS - 1)
         found.setdefault(interval, []).append((job, outcome))
     result: list[dict[str, float]] = []
     for interval, pairs in sorted(found.items()):

@@ -77,13 +77,23 @@ class Settings:
     prefill_tokens_per_s: float = math.inf
     decode_tokens_per_s: float = math.inf
     """Of one request: how long its pages stay leased behind its prefill."""
+    layer_groups: int = 4
+    """Parts in which a load reaches the layers, so that the first compute while others arrive;
+    1: computing begins when all is there, as on a CPU."""
     low_water: float = DEFAULT_LOW_WATER
     """Share of L1 kept free where eviction needs copies; 0 in a sequential run."""
     hops: Hops = field(default_factory=Hops)
+    outputs: bool | None = None
+    """Whether what was generated stays in the cache, as a server's does; None: in a timed run."""
     warm_up: float = 0.1
     """Leading share of the requests that is shown apart."""
     has_min: bool = False
     """Whether Belady's MIN is worked out, too."""
+
+    @property
+    def has_outputs(self) -> bool:
+        """Whether a workload for these settings has outputs, where its trace tells of them."""
+        return not self.is_sequential if self.outputs is None else self.outputs
 
     def with_value(self, name: str, text: str) -> "Settings":
         """Return these settings with one of them changed, as a sweep names it."""
@@ -93,13 +103,13 @@ class Settings:
         changed: dict[str, Any]
         if name in texts:
             changed = {name: text}
-        elif name in ("page_size", "concurrency"):
+        elif name in ("page_size", "concurrency", "layer_groups"):
             changed = {name: int(_number(name, text))}
         elif name == "prefill_rate":
             changed = {"prefill_tokens_per_s": _number(name, text)}
         else:
             known = ", ".join(["l1_gb", "l2_gb", "l3_gb", *texts, "page_size", "concurrency"])
-            raise ConfigError(f"--sweep {name}: not one of {known}, prefill_rate")
+            raise ConfigError(f"--sweep {name}: not one of {known}, layer_groups, prefill_rate")
         settings = replace(self, **changed)
         settings.check()
         return settings
@@ -121,6 +131,8 @@ class Settings:
             raise ConfigError(f"--page-size must be at least 1, not {self.page_size}")
         if self.concurrency < 1:
             raise ConfigError(f"--concurrency must be at least 1, not {self.concurrency}")
+        if self.layer_groups < 1:
+            raise ConfigError(f"--layer-groups must be at least 1, not {self.layer_groups}")
         rates = [self.prefill_tokens_per_s, self.decode_tokens_per_s]
         rates += [hop.nbytes_per_s for hop in self._hops().values()]
         if not all(rate > 0 for rate in rates):
@@ -140,6 +152,7 @@ class Settings:
             "token_nbytes": self.token_nbytes,
             "is_sequential": self.is_sequential,
             "concurrency": 1 if self.is_sequential else self.concurrency,
+            "layer_groups": self.layer_groups,
             "low_water": 0.0 if self.is_sequential else self.low_water,
             "prefill_tokens_per_s": finite(self.prefill_tokens_per_s),
             "decode_tokens_per_s": finite(self.decode_tokens_per_s),

@@ -1,22 +1,25 @@
-"""Many runs of one workload, in parallel on the cores there are.
+"""Many runs of one trace, in parallel on the cores there are.
 
 Workers are forked, so that the workload is in memory once.
 """
 
 import itertools
 import multiprocessing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
 from hicache import machine
 from hicache.errors import ConfigError
-from hicache.tools.replay.optimum import Sharing, find_sharing
+from hicache.tools.replay.optimum import Sharing
 from hicache.tools.replay.replaying import replay
 from hicache.tools.replay.report import describe_run
 from hicache.tools.replay.settings import Settings
 from hicache.tools.replay.workload import Workload
 
-_shared: list[tuple[Workload, Sharing]] = []
+Workloads = Mapping[int | None, Workload]
+"""A trace cut into pages, by the page size of the settings."""
+
+_shared: list[tuple[Workloads, Mapping[int | None, Sharing]]] = []
 """What forked workers find: arguments would be copied to each."""
 
 
@@ -41,14 +44,18 @@ def combine(settings: Settings, sweeps: Sequence[str]) -> list[Settings]:
     return found
 
 
-def run_all(workload: Workload, runs: Sequence[Settings]) -> list[dict[str, object]]:
-    """Replay a workload with each of the settings; return the runs described, in order."""
-    sharing = find_sharing(workload.jobs)
+def run_all(
+    workloads: Workloads, runs: Sequence[Settings], sharing: Mapping[int | None, Sharing]
+) -> list[dict[str, object]]:
+    """Replay a trace with each of the settings; return the runs described, in order.
+
+    ``sharing`` is that of each of the workloads.
+    """
+    _shared.append((workloads, sharing))
     num_workers = min(len(runs), machine.num_cpus())
-    if num_workers == 1:
-        return [describe_run(replay(workload, settings, sharing)) for settings in runs]
-    _shared.append((workload, sharing))
     try:
+        if num_workers <= 1:
+            return [_run(settings) for settings in runs]
         context = multiprocessing.get_context("fork")
         with ProcessPoolExecutor(num_workers, mp_context=context) as pool:
             return list(pool.map(_run, runs))
@@ -57,5 +64,6 @@ def run_all(workload: Workload, runs: Sequence[Settings]) -> list[dict[str, obje
 
 
 def _run(settings: Settings) -> dict[str, object]:
-    workload, sharing = _shared[-1]
-    return describe_run(replay(workload, settings, sharing))
+    workloads, sharing = _shared[-1]
+    size = settings.page_size
+    return describe_run(replay(workloads[size], settings, sharing[size]))

@@ -3,7 +3,9 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from hicache.actions import Fact, HitTokens
+from hicache.actions import Fact, HitTokens, Tier
+
+TIERS: tuple[Tier, ...] = ("device", "host", "storage")
 
 EVICTIONS = ("evicted", "dropped", "demoted")
 
@@ -28,13 +30,18 @@ class Outcome:
     storage: int = 0
     missed: list[tuple[str, int]] = field(default_factory=list)
     """Runs of pages that it did not hit, in order, each with the reason."""
+    arrived_s: float = 0.0
+    """Later than its time in the trace where it had to wait for the one that it continues."""
     granted_s: float = 0.0
     ttft_s: float = 0.0
     is_refused: bool = False
+    partial: int = 0
+    """Tokens that it hit of the page behind those, and where."""
+    partial_tier: Tier = "device"
 
     @property
     def num_hit(self) -> int:
-        """Pages that it need not compute."""
+        """Whole pages that it need not compute."""
         return self.device + self.host + self.storage
 
 
@@ -45,8 +52,14 @@ class Tally:
     seen: list[int]
     """Leading pages of each request that an earlier one had: the rest was never seen."""
     num_pages: list[int]
-    """Pages of each request."""
+    """Leading pages of each request that it could have hit."""
     outcomes: list[Outcome]
+    grain_tokens: int = 1
+    """Tokens that a token of the planner stands for."""
+    page_grains: int = 1
+    """Of those, in a page."""
+    num_lost_output_pages: int = 0
+    """Pages of outputs that found no room in L1."""
     num_loaded: int = 0
     num_backed_up: int = 0
     num_fetched: int = 0
@@ -58,10 +71,20 @@ class Tally:
     """When L1 was full for the first time."""
 
     def granted(self, index: int, hit: HitTokens, now: float) -> None:
-        """Note what a request hit, in pages of one pseudo-token each."""
-        outcome = self.outcomes[index]
-        outcome.device, outcome.host, outcome.storage = hit.device, hit.host, hit.storage
+        """Note what a request hit, counted in grains."""
+        outcome, size = self.outcomes[index], self.page_grains
+        outcome.device, outcome.host = hit.device // size, hit.host // size
+        outcome.storage = hit.storage // size
         outcome.granted_s = now
+        if hit.total % size:
+            outcome.partial = hit.total % size * self.grain_tokens
+            is_of = {"device": hit.device, "host": hit.host, "storage": hit.storage}
+            outcome.partial_tier = next(tier for tier in TIERS if is_of[tier] % size)
+
+    def unfinished(self, index: int, num_pages: int) -> None:
+        """Note pages of a request that nobody can find: they are not full, and not kept."""
+        if num_pages and not self.outcomes[index].is_refused:
+            self._miss(index, "unfinished", num_pages)
 
     def refused(self, index: int, num_pages: int) -> None:
         """Note that a request is longer than L1: it hits nothing, and its pages count."""

@@ -1,8 +1,13 @@
 """A trace as a replay needs it: requests in the order in which they arrive, cut into pages.
 
-A page of the replay is one pseudo-token of the planner. Where a page holds several blocks, it is
-the same page only where all of them, and all before them, are the same; where a block holds
-several pages, they are found or missed together, so that smaller pages invent no hit.
+The planner's tokens are *grains*: a grain is a page, or a block where a page holds several of
+them, so that what larger pages lose and save is the planner's doing. Where a block holds several
+pages, they are found or missed together: smaller pages invent no hit.
+
+A request leaves its prompt behind, the last, partial page included. With *outputs* it leaves what
+a server leaves: the whole pages of its prompt and of what was generated. Which pages these are
+is known from the request that continues it, if that one has the whole prompt before it; else they
+are pages that nobody will ask for.
 """
 
 import heapq
@@ -33,7 +38,8 @@ class Pace:
     def describe(self) -> str:
         """Return it in words."""
         if self.num_sessions is not None:
-            return f"{self.num_sessions} sessions at once"
+            plural = "" if self.num_sessions == 1 else "s"
+            return f"{self.num_sessions} session{plural} at once"
         if self.sessions_per_s is not None:
             return f"sessions arrive at random, {self.sessions_per_s:g} a second (seed {self.seed})"
         return "as the trace says"
@@ -51,16 +57,17 @@ class Job:
     session: str
     namespace: NamespaceDigest
     tokens: bytes
-    """Its pages, one pseudo-token each, packed."""
+    """Its input, one grain after the other, packed."""
     num_input_tokens: int
     num_output_tokens: int
     after: int | None
     """Index of the request that must have ended before, where the trace has no times of its own."""
-
-    @property
-    def num_pages(self) -> int:
-        """Pages of its input; the last one may be partial."""
-        return len(self.tokens) // TOKEN_NBYTES
+    num_pages: int
+    """Pages of its input; the last one may be partial."""
+    num_kept_pages: int
+    """Leading pages that others may find, and that may be found for it: all, or the whole ones."""
+    output: bytes = b""
+    """Grains of the whole pages behind those that are kept, which its output fills."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +77,20 @@ class Workload:
     jobs: list[Job]
     page_size: int
     """Tokens a page."""
+    grain_tokens: int
+    """Tokens that a token of the planner stands for."""
+    has_outputs: bool
+    """Whether requests leave their outputs behind."""
     format: str
     block_size: int
     note: str
     pace: str
     num_bad_lines: int
+
+    @property
+    def page_grains(self) -> int:
+        """Grains a page."""
+        return self.page_size // self.grain_tokens
 
     @property
     def num_pages(self) -> int:
@@ -94,35 +110,34 @@ class Workload:
             "num_output_tokens": sum(job.num_output_tokens for job in jobs),
             "duration_s": jobs[-1].time_s - jobs[0].time_s if jobs else 0.0,
             "pace": self.pace,
+            "has_outputs": self.has_outputs,
             "note": self.note,
             "num_bad_lines": self.num_bad_lines,
         }
 
 
-def load(trace: Trace, *, page_size: int | None = None, pace: Pace | None = None) -> Workload:
-    """Read a trace whole, and say when each request arrives. 4 bytes a page and request."""
+def load(
+    trace: Trace,
+    *,
+    page_size: int | None = None,
+    pace: Pace | None = None,
+    has_outputs: bool = False,
+) -> Workload:
+    """Read a trace whole, and say when each request arrives. 4 bytes a grain and request.
+
+    ``has_outputs`` has no effect where the trace does not tell which request continues which.
+    """
     pace = pace or Pace()
     if pace.sessions_per_s is not None and pace.sessions_per_s <= 0:
         raise ConfigError(f"--arrival must be more than 0, not {pace.sessions_per_s:g}")
     info = trace.info
     pager = _Pager(info.block_size, page_size or info.block_size)
-    namespaces: dict[str, NamespaceDigest] = {}
-    jobs: list[Job] = []
-    for number, request in enumerate(trace):
-        digest = namespaces.get(request.tenant)
-        if digest is None:
-            digest = NamespaceDigest(sha256(request.tenant.encode()).digest())
-            namespaces[request.tenant] = digest
-        jobs.append(
-            Job(
-                number, number, request.time_s or 0.0, request.session, digest,
-                pager.pages(request, has_blocks=info.has_blocks),
-                request.num_input_tokens, request.num_output_tokens,
-                None if info.has_times else request.parent,
-            )
-        )  # fmt: skip
+    jobs, parents = _jobs(trace, pager)
     if not jobs:
         raise ConfigError("the trace has no requests")
+    has_outputs = has_outputs and any(parent is not None for parent in parents)
+    if has_outputs:
+        jobs = _with_outputs(jobs, parents, pager)
     if not info.has_times:
         if pace.num_sessions is None and pace.sessions_per_s is None:
             pace = replace(pace, num_sessions=1)
@@ -130,54 +145,97 @@ def load(trace: Trace, *, page_size: int | None = None, pace: Pace | None = None
     elif pace.num_sessions is not None or pace.sessions_per_s is not None:
         raise ConfigError("--sessions and --arrival are for traces without times; this one has")
     return Workload(
-        _in_order(jobs), pager.page_size, info.format, info.block_size, info.note,
-        pace.describe(), info.num_bad_lines,
+        _in_order(jobs), pager.page_size, pager.grain_tokens, has_outputs, info.format,
+        info.block_size, info.note, pace.describe(), info.num_bad_lines,
     )  # fmt: skip
 
 
+def _jobs(trace: Trace, pager: "_Pager") -> tuple[list[Job], list[int | None]]:
+    """Return all requests in the order of the trace, and which one each continues."""
+    info = trace.info
+    namespaces: dict[str, NamespaceDigest] = {}
+    jobs: list[Job] = []
+    parents: list[int | None] = []
+    for number, request in enumerate(trace):
+        digest = namespaces.get(request.tenant)
+        if digest is None:
+            digest = NamespaceDigest(sha256(request.tenant.encode()).digest())
+            namespaces[request.tenant] = digest
+        num_pages = -(-request.num_input_tokens // pager.page_size)
+        num_whole = request.num_input_tokens // pager.page_size
+        parents.append(request.parent)
+        jobs.append(
+            Job(
+                number, number, request.time_s or 0.0, request.session, digest,
+                pager.grains(request, has_blocks=info.has_blocks),
+                request.num_input_tokens, request.num_output_tokens,
+                None if info.has_times else request.parent,
+                num_pages, num_pages if pager.page_grains == 1 else num_whole,
+            )
+        )  # fmt: skip
+    return jobs, parents
+
+
 class _Pager:
-    """Cuts blocks into pages, or joins them."""
+    """Cuts blocks into grains."""
 
     def __init__(self, block_size: int, page_size: int) -> None:
         self.block_size, self.page_size = block_size, page_size
+        self.grain_tokens = min(block_size, page_size)
+        self.page_grains = page_size // self.grain_tokens
         if block_size % page_size and page_size % block_size:
             raise ConfigError(
                 f"--page-size {page_size}: must divide the trace's block of {block_size} tokens, "
                 "or be a multiple of it"
             )
-        self._ids: dict[object, int] = {}
+        self._ids: dict[int, int] = {}
         self._num_private = 0
 
-    def pages(self, request: TraceRequest, *, has_blocks: bool) -> bytes:
-        """Return the pages of a request, packed."""
-        num_pages = -(-request.num_input_tokens // self.page_size)
+    def grains(self, request: TraceRequest, *, has_blocks: bool) -> bytes:
+        """Return the grains of a request, packed."""
+        num_grains = -(-request.num_input_tokens // self.grain_tokens)
         if not has_blocks:  # nothing is known to be shared
-            first, self._num_private = self._num_private, self._num_private + num_pages
-            return array("i", range(first, first + num_pages)).tobytes()
-        if self.page_size == self.block_size:
+            return self.private(num_grains)
+        if self.grain_tokens == self.block_size:
             return request.blocks.tobytes()
-        if self.page_size > self.block_size:
-            return self._join(request.blocks).tobytes()
-        return self._cut(request.blocks)[:num_pages].tobytes()
+        return self._cut(request.blocks)[:num_grains].tobytes()
 
-    def _join(self, blocks: "array[int]") -> "array[int]":
-        """Pages of several blocks. Ids are chained, so the last block names the page, but for
-        its length."""
-        step, ids = self.page_size // self.block_size, self._ids
-        pages = array("i")
-        for start in range(0, len(blocks), step):
-            part = blocks[start : start + step]
-            pages.append(ids.setdefault((part[-1], len(part)), len(ids)))
-        return pages
+    def private(self, num_grains: int) -> bytes:
+        """Return grains that no request asks for: their ids count down from -1."""
+        first, self._num_private = self._num_private + 1, self._num_private + num_grains
+        return array("i", range(-first, -first - num_grains, -1)).tobytes()
 
     def _cut(self, blocks: "array[int]") -> "array[int]":
-        """Several pages for each block."""
+        """Several grains for each block."""
         step, ids = self.block_size // self.page_size, self._ids
-        pages = array("i")
+        grains = array("i")
         for block in blocks:
             first = ids.setdefault(block, len(ids)) * step
-            pages.extend(range(first, first + step))
-        return pages
+            grains.extend(range(first, first + step))
+        return grains
+
+
+def _with_outputs(jobs: list[Job], parents: list[int | None], pager: _Pager) -> list[Job]:
+    """Have requests leave whole pages only, those of their outputs too."""
+    continued_by: dict[int, Job] = {}
+    for job, parent in zip(jobs, parents, strict=True):
+        if parent is not None:
+            continued_by.setdefault(parent, job)
+    page_nbytes = pager.page_grains * TOKEN_NBYTES
+    result = []
+    for job in jobs:
+        num_whole = job.num_input_tokens // pager.page_size
+        end = (job.num_input_tokens + job.num_output_tokens) // pager.page_size
+        start, following = num_whole * page_nbytes, continued_by.get(job.number)
+        output = b""
+        if following is not None and following.tokens.startswith(job.tokens[:start]):
+            last = min(end, following.num_input_tokens // pager.page_size)
+            output = following.tokens[start : last * page_nbytes]
+        num_missing = end - num_whole - len(output) // page_nbytes
+        if num_missing > 0:
+            output += pager.private(num_missing * pager.page_grains)
+        result.append(replace(job, num_kept_pages=num_whole, output=output))
+    return result
 
 
 def _start_sessions(jobs: list[Job], pace: Pace) -> list[Job]:

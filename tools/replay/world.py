@@ -11,9 +11,11 @@ from hicache.actions import (
     Action,
     BackUp,
     Cancel,
+    CopyPage,
     Delete,
     Fetch,
     Grant,
+    Grown,
     Load,
     Preempt,
     Probe,
@@ -28,7 +30,8 @@ from hicache.tools.replay.settings import Hop, Hops
 from hicache.tools.replay.storage import VirtualStore
 from hicache.tools.replay.tally import Tally
 
-Operation = Load | BackUp | Fetch | Store | Probe
+Operation = Load | CopyPage | BackUp | Fetch | Store | Probe
+Answer = Grant | Grown | Wait | Refuse
 
 
 @dataclass(slots=True)
@@ -71,14 +74,14 @@ class World:
         self.log: list[Action] | None = None
         """Every action, where somebody wants to see them."""
 
-    def send(self, event: Event) -> Grant | Wait | Refuse | None:
+    def send(self, event: Event) -> Answer | None:
         """Tell the planner, start what it wants, and return its answer to a request, if any."""
-        answer: Grant | Wait | Refuse | None = None
+        answer: Answer | None = None
         actions = self.planner.handle(event, self.now)
         if self.log is not None:
             self.log += actions
         for action in actions:
-            if isinstance(action, Grant | Wait | Refuse):
+            if isinstance(action, Answer):
                 answer = action
             elif isinstance(action, Operation):
                 self._begin(action)
@@ -86,7 +89,7 @@ class World:
                 self.store.touch(action.keys)
             elif isinstance(action, Delete):
                 self.store.delete(action.keys)
-            else:  # what is cancelled ends all the same; nobody asks for more than was granted
+            else:  # what is cancelled ends all the same; nobody is preempted for an output
                 assert isinstance(action, Cancel | Preempt), action
         facts = self.planner.take_facts()
         if facts:
@@ -124,6 +127,11 @@ class World:
             case Load():
                 tally.num_loaded += len(action.source)
                 return self._loads.end(now, len(action.source) * nbytes)
+            case CopyPage() if action.source_tier == "device":
+                return now  # as fast as memory, against any hop
+            case CopyPage():
+                tally.num_loaded += 1
+                return self._loads.end(now, nbytes)
             case BackUp():
                 tally.num_backed_up += len(action.source)
                 return self._back_ups.end(now, len(action.source) * nbytes)
@@ -145,5 +153,7 @@ class World:
             case Store():
                 self.store.write(action.pages)
                 return Finished(action.op, [True] * len(action.pages))
+            case CopyPage():
+                return Finished(action.op, [True])
             case Load() | BackUp():
                 return Finished(action.op, [True] * len(action.source))

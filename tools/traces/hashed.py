@@ -3,7 +3,7 @@
 Mooncake: 512 tokens, milliseconds, hashes of the whole prefix. Qwen-Bailian: 16 tokens, seconds,
 hashes of a block alone, and which request each continues. vLLM's timed traces: the fields of
 Mooncake, but a block of any size, and times in either unit. kvcache-simulator: the block size in
-every line, times that its authors ignore.
+every line or in one of them, times that its authors ignore.
 """
 
 from collections.abc import Sequence
@@ -114,30 +114,54 @@ class VllmTimed(Mooncake):
 
 
 class KvcacheSimulator(Mooncake):
-    """What kvcache-simulator reads: in the order of the file, without times."""
+    """What kvcache-simulator reads: in the order of the file, without times.
+
+    A block size in any line is that of all lines, whatever a person says; without one, a person
+    must. ``block_tokens`` says how many tokens each block holds; a page is full or the last one,
+    so a line with a short block before its end is refused.
+    """
 
     name = "kvcache-simulator"
 
     def __init__(self, head: Sequence[object], options: Options) -> None:
         super().__init__(head, options)
-        sizes = [whole(mapping(record), "block_size", least=1) for record in head[:1]]
-        self.block_size = options.block_size or (sizes or [MOONCAKE_BLOCK])[0]
+        sizes = [mapping(each)["block_size"] for each in head if has(each, "block_size")]
+        declared = whole({"block_size": sizes[0]}, "block_size", least=1) if sizes else None
+        if declared is None and options.block_size is None:
+            raise BadRecord("block_size: no line says it; say it with --block-size")
+        self.block_size = declared or options.block_size or MOONCAKE_BLOCK
 
     @staticmethod
     def recognises(head: Sequence[object]) -> bool:
-        return has(head[0], "block_size", "hash_ids", "input_length")
+        return any(has(record, "block_size", "hash_ids", "input_length") for record in head)
 
     def info(self) -> TraceInfo:
         return TraceInfo(self.name, self.block_size, has_times=False, has_blocks=True)
 
     def convert(self, record: object) -> list[TraceRequest]:
-        found = whole(mapping(record), "block_size", least=1, default=self.block_size)
+        fields = mapping(record)
+        found = whole(fields, "block_size", least=1, default=self.block_size)
         if found != self.block_size:
             raise BadRecord(f"block_size: {found}, but the trace began with {self.block_size}")
+        if fields.get("block_tokens") is not None:
+            self._check_block_tokens(fields)
         return super().convert(record)
 
     def time_s(self, fields: Fields) -> float | None:
         return None
+
+    def _check_block_tokens(self, fields: Fields) -> None:
+        sizes = [
+            whole({"block_tokens": size}, "block_tokens", least=1)
+            for size in items(fields, "block_tokens")
+        ]
+        num_tokens, num_ids = whole(fields, "input_length", least=1), len(items(fields, "hash_ids"))
+        if len(sizes) != num_ids:
+            raise BadRecord(f"block_tokens: {len(sizes)} of them for {num_ids} hash_ids")
+        if sum(sizes) != num_tokens:
+            raise BadRecord(f"block_tokens: they add up to {sum(sizes)}, not to {num_tokens}")
+        if any(size != self.block_size for size in sizes[:-1]):
+            raise BadRecord(f"block_tokens: only the last may be less than {self.block_size}")
 
 
 def likely_block_size(records: Sequence[object]) -> int | None:
