@@ -3,7 +3,7 @@
 from hicache.errors import InputError
 from hicache.tools.replay.replaying import Replayed
 
-_REASONS = {
+REASONS = {
     "never_seen": "no request before had them",
     "evicted_from_device": "they had been there, L1 had to drop them",
     "evicted_from_host": "they had been there, L2 had to drop them",
@@ -42,7 +42,7 @@ def explain(replayed: Replayed, number: int) -> list[str]:
         ("hit in L1", outcome.device),
         ("hit in L2, loaded", outcome.host),
         ("hit in L3, fetched and loaded", outcome.storage),
-        *((f"missed, {name}: {_REASONS.get(name, name)}", n) for name, n in outcome.missed),
+        *((f"missed, {name}: {REASONS.get(name, name)}", n) for name, n in outcome.missed),
     ):
         if num_pages:
             lines.append(f"pages {start:>6,} to {start + num_pages - 1:>6,}  {tier}")

@@ -129,17 +129,18 @@ def hit_rate_over_time(replayed: Replayed) -> list[dict[str, float]]:
     times = [outcome.arrived_s for outcome in outcomes]
     start = min(times)
     step = (max(times) - start) / NUM_INTERVALS or 1.0
-    found: dict[int, list[tuple[Job, Outcome]]] = {}
-    for job, outcome in zip(jobs, outcomes, strict=True):
+    found: dict[int, list[tuple[Job, Outcome, int]]] = {}
+    for job, outcome, seen in zip(jobs, outcomes, replayed.sharing.seen, strict=True):
         interval = min(int((outcome.arrived_s - start) / step), NUM_INTERVALS - 1)
-        found.setdefault(interval, []).append((job, outcome))
+        found.setdefault(interval, []).append((job, outcome, seen))
     result: list[dict[str, float]] = []
-    for interval, pairs in sorted(found.items()):
-        num_pages = sum(job.num_pages for job, _ in pairs)
-        rates = {
-            tier: _ratio(sum(getattr(outcome, tier) for _, outcome in pairs), num_pages)
+    for interval, here in sorted(found.items()):
+        num_pages = sum(job.num_pages for job, _, _ in here)
+        rates: dict[str, float] = {
+            tier: _ratio(sum(getattr(outcome, tier) for _, outcome, _ in here), num_pages)
             for tier in TIERS
         }
+        rates["infinite"] = _ratio(sum(seen for _, _, seen in here), num_pages)
         result.append({"time_s": round(interval * step, 6), **rates})
     return result
 
@@ -185,7 +186,9 @@ def _num_tokens(job: Job, num_pages: int, page_size: int) -> int:
 
 
 def _by_tier(counts: list[int], total: int, of: int) -> dict[str, float]:
-    rates = {tier: _ratio(count, of) for tier, count in zip(TIERS, counts, strict=True)}
+    rates: dict[str, float] = {
+        tier: _ratio(count, of) for tier, count in zip(TIERS, counts, strict=True)
+    }
     return {**rates, "total": _ratio(total, of)}
 
 

@@ -22,7 +22,8 @@ def print_report(console: Console, trace: Described, runs: Sequence[Described]) 
         f"[bold]{escape(str(trace['format']))}[/bold]: {trace['num_requests']:,} requests, "
         f"{trace['num_sessions']:,} sessions, {trace['num_input_tokens']:,} prompt tokens, "
         f"{trace['num_unique_pages']:,} unique pages of {trace['num_pages']:,}; "
-        f"arrival: {escape(str(trace['pace']))}"
+        f"arrival: {escape(str(trace['pace']))}; outputs are "
+        f"{'kept' if trace['has_outputs'] else 'not kept'}"
     )
     if trace["note"]:
         console.print(escape(str(trace["note"])))
@@ -61,10 +62,26 @@ def label(run: Described, runs: Sequence[Described]) -> str:
     return " ".join(f"{name}={config[name]}" for name in names or ("l1", "l2", "l3"))
 
 
+def seconds_text(run: Described, percentile: str) -> str:
+    """Return a time to first token as people read it; nothing where computing took no time."""
+    value = run["ttft_s"][percentile]
+    if run["config"]["prefill_tokens_per_s"] is None or run["config"]["is_sequential"]:
+        return ""
+    return f"{value * 1e3:.0f} ms" if value < 1 else f"{value:,.2f} s"
+
+
+def nbytes_text(nbytes: int) -> str:
+    """Return a number of bytes as people read it."""
+    for limit, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
+        if nbytes >= limit:
+            return f"{nbytes / limit:,.2f} {unit}"
+    return f"{nbytes:,} B"
+
+
 def _table(runs: Sequence[Described]) -> Table:
     table = Table(title="Hit rate, %", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("run", overflow="fold")
-    for name in ("L1", "L2", "L3", "blocks", "tokens", "infinite", "MIN", "TTFT p50", "p99"):
+    for name in ("L1", "L2", "L3", "blocks", "tokens", "infinite", "MIN", "TTFT p50", "p90", "p99"):
         table.add_column(name, justify="right")
     for run in runs:
         blocks, optimum = run["hit_rate"]["blocks"], run["optimum"]
@@ -74,8 +91,7 @@ def _table(runs: Sequence[Described]) -> Table:
             _percent(run["hit_rate"]["tokens"]["total"]),
             _percent(optimum["infinite"]),
             "" if optimum["min"] is None else _percent(optimum["min"]),
-            f"{run['ttft_s']['p50']:,.2f} s",
-            f"{run['ttft_s']['p99']:,.2f} s",
+            *(seconds_text(run, name) for name in ("p50", "p90", "p99")),
         )
     return table
 
@@ -90,12 +106,13 @@ def _details(run: Described) -> Table:
         for reason, num_pages in reasons.items():
             table.add_row(f"left {tier}, {reason}", f"{num_pages:,} pages")
     for hop, nbytes in run["bytes"].items():
-        table.add_row(hop, f"{nbytes / 1e9:,.1f} GB")
+        table.add_row(f"moved, {hop}", nbytes_text(nbytes))
     table.add_row("stored", f"{run['storage_bytes_per_prompt_token']:,.0f} bytes/prompt token")
     table.add_row("requests refused", f"{run['num_refused_requests']:,}")
-    for name in ("warm_up", "after_warm_up"):
+    num_warm = run["num_warm_up_requests"]
+    for name, what in (("warm_up", f"first {num_warm:,} requests"), ("after_warm_up", "the rest")):
         rate = run[f"hit_rate_{name}"]["blocks"]["total"]
-        table.add_row(f"hit rate, blocks, {name}", f"{_percent(rate)} %")
+        table.add_row(f"hit rate, blocks, {what}", f"{_percent(rate)} %")
     requests = run["hit_rate"]["requests"]["total"]
     table.add_row("hit rate, requests with any hit", f"{_percent(requests)} %")
     for name, rate in run["other_hit_rates"].items():
