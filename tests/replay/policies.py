@@ -1,6 +1,8 @@
-"""A third party's eviction policy."""
+"""A third party's policies."""
 
 from hicache.tree import Node
+
+NO_POLICY = 5
 
 
 def youngest(node: Node) -> float:

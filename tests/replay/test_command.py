@@ -1,7 +1,9 @@
 """The command, from a trace file to its reports."""
 
 import json
+import re
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -36,8 +38,12 @@ def test_a_replay_writes_all_its_reports(
     assert report["trace"]["num_unique_pages"] == 4
     assert len(files["csv"].read_text().splitlines()) == 3
     page = files["html"].read_text()
-    assert page.count("<svg") == page.count("</svg>") == 3
+    # A bar for each run; over the size of L1 in all and by tier; over time for each run.
+    assert page.count("<svg") == page.count("</svg>") == 1 + 2 + 2
     assert "src=" not in page
+    for drawing in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
+        assert ET.fromstring(drawing).tag.endswith("svg")
+        assert "nan" not in drawing
     assert "Hit rate" in capsys.readouterr().out
 
 
@@ -63,6 +69,9 @@ def test_one_request_is_explained(trace: str, capsys: pytest.CaptureFixture[str]
         ["--eviction", "best"],
         ["--write", "no.such:policy"],
         ["--prefetch", "tests.replay.policies:nothing"],
+        ["--prefetch", "tests.replay.policies:youngest"],
+        ["--write", "tests.replay.policies:youngest"],
+        ["--eviction", "tests.replay.policies:NO_POLICY"],
         ["--bytes-per-token", "0"],
         ["--format", "mooncak"],
         ["--tokenizer", "absent.json"],

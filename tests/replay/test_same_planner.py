@@ -93,7 +93,7 @@ class Server:
 
 
 @pytest.mark.parametrize("write", ["write_through", "write_through_selective", "write_back"])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_replay_takes_the_actions_of_the_server(write: str, seed: int) -> None:
     workload = load(trace_of(_requests(random.Random(seed)), block_size=1, gap_s=7.0))
     config = CacheConfig.model_validate({"page_size": 1, "host": {"write_policy": write}})

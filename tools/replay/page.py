@@ -118,7 +118,7 @@ def _bars(runs: Sequence[Described]) -> Bars:
 
 def _reasons(runs: Sequence[Described]) -> str:
     names = dict.fromkeys(name for run in runs for name in run["misses"])
-    items = [f"<li><b>{name}</b>: {escape(REASONS.get(name, name))}" for name in names]
+    items = [f"<li><b>{name}</b>: {escape(REASONS.get(str(name), str(name)))}" for name in names]
     return f"<ul class=note>{''.join(items)}</ul>"
 
 

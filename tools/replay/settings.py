@@ -5,6 +5,8 @@ Knows how these are written; nothing of traces or of how they are replayed.
 
 import importlib
 import math
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -184,12 +186,16 @@ def parse_size(text: str) -> Size | float | None:
 def rank(name: str) -> Rank:
     """Return an eviction policy by name, or by import path."""
     found: Rank = _find("eviction", name, RANKS)
+    if not callable(found):
+        raise ConfigError(f"--eviction {name}: must be a function from a node to its rank")
     return found
 
 
 def writing(name: str) -> WritePolicy:
     """Return a write policy by name, or by import path."""
     found: WritePolicy = _find("write", name, WRITING)
+    if not isinstance(found, WritePolicy):
+        raise ConfigError(f"--write {name}: must be a hicache.writing.WritePolicy")
     return found
 
 
@@ -203,6 +209,8 @@ def min_store_users(name: str) -> int:
 def prefetching(name: str) -> PrefetchPolicy:
     """Return a prefetch policy by name, or by import path."""
     found: PrefetchPolicy = _find("prefetch", name, PREFETCH)
+    if not callable(getattr(found, "patience_s", None)):
+        raise ConfigError(f"--prefetch {name}: must have the method patience_s")
     return found
 
 
@@ -215,6 +223,8 @@ def _find(kind: str, name: str, known: Mapping[str, Any]) -> Any:
             )
         return known[name]
     module, _, attribute = name.partition(":")
+    if not {"", os.getcwd()} & set(sys.path):  # a script that is installed does not look here
+        sys.path.append(os.getcwd())
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:

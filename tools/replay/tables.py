@@ -65,7 +65,7 @@ def label(run: Described, runs: Sequence[Described]) -> str:
 def seconds_text(run: Described, percentile: str) -> str:
     """Return a time to first token as people read it; nothing where computing took no time."""
     value = run["ttft_s"][percentile]
-    if run["config"]["prefill_tokens_per_s"] is None or run["config"]["is_sequential"]:
+    if run["config"]["prefill_tokens_per_s"] is None:
         return ""
     return f"{value * 1e3:.0f} ms" if value < 1 else f"{value:,.2f} s"
 
