@@ -54,7 +54,7 @@ def label(run: Described, runs: Sequence[Described]) -> str:
     """Return what tells a run from the others, in a few words."""
     configs = [cast(Described, other["config"]) for other in runs]
     shown = ("l1", "l2", "l3", "eviction", "write", "admission", "prefetch", "page_size",
-             "concurrency", "prefill_tokens_per_s", "host_eviction")  # fmt: skip
+             "concurrency", "layer_groups", "prefill_tokens_per_s", "host_eviction")  # fmt: skip
     config = cast(Described, run["config"])
     names = [name for name in shown if len({str(other[name]) for other in configs}) > 1]
     if "eviction" in names and "host_eviction" in names:
