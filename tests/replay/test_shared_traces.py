@@ -44,9 +44,9 @@ def test_a_trace_is_replayed_and_its_figures_agree(
 ) -> None:
     workload, sharing = part(name, is_sequential)
     room = max(sharing.longest_pages + 2, sharing.num_unique_pages // 8)
-    tiers = {"l2": f"{room}p", "l3": "inf"} if has_tiers else {}
     settings = Settings(
-        l1=f"{room}p", **tiers, is_sequential=is_sequential, prefill_tokens_per_s=60_000.0,
+        l1=f"{room}p", l2=f"{room}p" if has_tiers else "none", l3="inf" if has_tiers else "none",
+        is_sequential=is_sequential, prefill_tokens_per_s=60_000.0,
         decode_tokens_per_s=50.0, hops=HOPS,
     )  # fmt: skip
 
