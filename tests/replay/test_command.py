@@ -1,7 +1,10 @@
 """The command, from a trace file to its reports."""
 
+import io
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -90,3 +93,79 @@ def test_what_cannot_be_run_ends_with_one_line_and_code_2(
     said = capsys.readouterr().err
     assert said.startswith("hicache: ")
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (None, "No such file or directory"),
+        (b"", "it is empty"),
+        (b"nonsense\n", "it looks like none of hicache, "),
+        (bytes(range(256)), "is not JSON"),
+        (b"TIMESTAMP,ContextTokens,GeneratedTokens\n", "the trace has no requests"),
+    ],
+)
+def test_a_trace_that_cannot_be_replayed_ends_with_one_line_and_code_2(
+    tmp_path: Path, content: bytes | None, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace"
+    if content is not None:
+        path.write_bytes(content)
+
+    assert main(["replay", str(path)]) == 2
+
+    said = capsys.readouterr().err
+    assert what in said
+    assert said.count("\n") == 1
+
+
+def test_malformed_lines_are_told_and_give_code_1(
+    trace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Path(trace).open("a") as file:
+        file.write("nonsense\n")
+
+    assert main(["replay", trace]) == 1
+
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"hicache: {trace}:4: is not JSON")
+    assert "3 requests" in printed.out
+    assert main(["replay", trace, "--max-bad-lines", "0"]) == 2
+
+
+def test_page_sizes_may_be_swept(trace: str, tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+
+    argv = ["replay", trace, "--sequential", "--sweep", "page_size=256,512,1024"]
+    assert main([*argv, "--json", str(path)]) == 0
+
+    runs = json.loads(path.read_text())["runs"]
+    assert [run["config"]["page_size"] for run in runs] == [256, 512, 1024]
+    assert [run["pages"]["referred"] for run in runs] == [13, 8, 5]
+    found = [run["hit_rate"]["tokens"]["total"] for run in runs]
+    # The first block again for the second request; all, or all but its end, for the third.
+    assert found == [(512 + 1100) / 2800, (512 + 1100) / 2800, (512 + 1024) / 2800]
+
+
+def test_a_trace_comes_from_stdin_too(
+    trace: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = io.BytesIO(Path(trace).read_bytes())
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(content))
+
+    assert main(["replay", "-", "--sweep", "page_size=256,512"]) == 0
+
+    assert "page_size=256" in capsys.readouterr().out
+
+
+def test_help_of_other_commands_loads_nothing_of_the_replay() -> None:
+    script = (
+        "import sys; from hicache.tools.cli import main; main(['--help']); "
+        "print([name for name in sys.modules if name.startswith('hicache.tools.replay.')])"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.splitlines()[-1] == "['hicache.tools.replay.options']"
