@@ -194,6 +194,12 @@ def test_what_cannot_be_swept_is_said(sweep: str, message: str) -> None:
         combine(Settings(), [sweep])
 
 
+def test_tiers_that_need_each_other_may_be_swept_in_any_order() -> None:
+    runs = combine(Settings(l3="inf"), ["l1=4p,8p", "l2=4p"])
+
+    assert [(run.l1, run.l2, run.l3) for run in runs] == [("4p", "4p", "inf"), ("8p", "4p", "inf")]
+
+
 def test_a_policy_may_come_by_import_path() -> None:
     settings = Settings(l1="4p", eviction="tests.replay.policies:youngest", is_sequential=True)
 
