@@ -15,10 +15,11 @@ body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 62em; 
   color: #222; }
 h1 { font-size: 1.5em; margin-bottom: 0; } h2 { font-size: 1.15em; margin-top: 2em; }
 table { border-collapse: collapse; margin: 0.6em 0; font-size: 0.87em; }
-th, td { padding: 0.25em 0.7em; text-align: right; border-bottom: 1px solid #ddd;
+th, td { padding: 0.25em 0.55em; text-align: right; border-bottom: 1px solid #ddd;
   white-space: nowrap; }
 th { border-bottom: 2px solid #999; vertical-align: bottom; }
 th:first-child, td:first-child { text-align: left; }
+td.text { text-align: left; white-space: normal; }
 .note { color: #555; font-size: 0.9em; } .wide { overflow-x: auto; }
 svg { max-width: 100%; height: auto; margin: 0.5em 0; }
 """
@@ -83,19 +84,20 @@ def _header(trace: Described, runs: Sequence[Described]) -> Iterator[str]:
 
 
 def _summary(runs: Sequence[Described]) -> str:
+    tiers, has_min = _tiers(runs), any(run["optimum"]["min"] is not None for run in runs)
+    has_times = any(run["config"]["prefill_tokens_per_s"] for run in runs)
+    names = ["run", *(f"{name} %" for name in tiers.values()), "blocks %", "tokens %", "infinite %"]
+    names += ["MIN %"] * has_min + ["TTFT p50", "p90", "p99"] * has_times + ["stored B/token"]
     rows = []
     for run in runs:
         blocks, optimum = run["hit_rate"]["blocks"], run["optimum"]
-        shares = [blocks[tier] for tier in (*_TIERS, "total")]
-        shares += [run["hit_rate"]["tokens"]["total"], optimum["infinite"], optimum["min"]]
-        rows.append([
-            label(run, runs),
-            *("" if share is None else f"{100 * share:.2f}" for share in shares),
-            *(seconds_text(run, name) for name in ("p50", "p90", "p99")),
-            f"{run['storage_bytes_per_prompt_token']:,.0f}",
-        ])  # fmt: skip
-    names = ["run", "L1 %", "L2 %", "L3 %", "blocks %", "tokens %", "infinite %", "MIN %",
-             "TTFT p50", "p90", "p99", "stored B/token"]  # fmt: skip
+        shares = [blocks[tier] for tier in (*tiers, "total")]
+        shares += [run["hit_rate"]["tokens"]["total"], optimum["infinite"]]
+        shares += [optimum["min"]] * has_min
+        cells = [label(run, runs)]
+        cells += ["" if share is None else f"{100 * share:.2f}" for share in shares]
+        cells += [seconds_text(run, name) for name in ("p50", "p90", "p99") if has_times]
+        rows.append([*cells, f"{run['storage_bytes_per_prompt_token']:,.0f}"])
     return _table(names, rows)
 
 
@@ -103,14 +105,15 @@ def _bars(runs: Sequence[Described]) -> Bars:
     shown = runs[:MAX_BARS]
     reasons = dict.fromkeys(name for run in shown for name in run["misses"])
     reasons.pop("never_seen", None)
-    parts = [(f"hit in {name}", _TIER_COLOURS[tier]) for tier, name in _TIERS.items()]
+    tiers = _tiers(runs)
+    parts = [(f"hit in {name}", _TIER_COLOURS[tier]) for tier, name in tiers.items()]
     for number, name in enumerate(reasons):
         parts.append((f"missed: {name}", _MISS_COLOURS[number % len(_MISS_COLOURS)]))
     parts.append(("missed: never_seen", _NEVER_SEEN))
     rows = []
     for run in shown:
         num_pages = run["pages"]["referred"]
-        shares = [run["hit_rate"]["blocks"][tier] for tier in _TIERS]
+        shares = [run["hit_rate"]["blocks"][tier] for tier in tiers]
         shares += [run["misses"].get(name, 0) / num_pages for name in (*reasons, "never_seen")]
         rows.append((label(run, runs), shares))
     return Bars("Of all pages referred to", rows, parts)
@@ -176,7 +179,7 @@ def _tiers_over(
             f"hit in {shown}", [(size, run["hit_rate"]["blocks"][tier]) for size, run in points],
             colour=_TIER_COLOURS[tier],
         )
-        for tier, shown in _TIERS.items()
+        for tier, shown in _tiers([run for _, run in points]).items()
     ]  # fmt: skip
     title = f"Hit rate by tier over {name}: {choice}"
     return Plot(title, f"GB of {name}", lines, is_stacked=True, x_ticks=ticks)
@@ -223,7 +226,7 @@ def _over_time(run: Described, runs: Sequence[Described]) -> Plot:
             f"hit in {name}", [(point["time_s"] / seconds, point[tier]) for point in points],
             colour=_TIER_COLOURS[tier],
         )
-        for tier, name in _TIERS.items()
+        for tier, name in _tiers([run]).items()
     ]  # fmt: skip
     optimum = [(point["time_s"] / seconds, point["infinite"]) for point in points]
     lines.append(Line("infinite cache", optimum, True, "#555555"))
@@ -257,14 +260,30 @@ def _footer(trace: Described, runs: Sequence[Described]) -> Iterator[str]:
     yield "<h2>What was replayed</h2><table>"
     for name, value in runs[0]["config"].items():
         if isinstance(value, Mapping):
-            value = ", ".join(f"{key}: {item}" for key, item in value.items())
+            value = ", ".join(f"{key} {_of_mapping(item)}" for key, item in value.items())
         values = {str(run["config"][name]) for run in runs}
         shown = str(value) if len(values) == 1 else "varies"
-        yield f"<tr><td>{name}<td style='text-align:left'>{escape(shown)}"
+        yield f"<tr><td>{name}<td class=text>{escape(shown)}"
     yield "</table><h2>What the rates are of</h2><ul class=note>"
     for name, text in trace["denominators"].items():
         yield f"<li><b>{name}</b>: {escape(text)}"
     yield "</ul>"
+
+
+def _of_mapping(value: object) -> str:
+    if isinstance(value, Mapping):  # a hop
+        rate = value["nbytes_per_s"]
+        speed = "any rate" if rate is None else f"{rate / 1e9:g} GB/s"
+        return f"{speed} + {value['latency_s'] * 1e6:g} µs"
+    return "without end" if value is None else f"{value:,}"
+
+
+def _tiers(runs: Sequence[Described]) -> dict[str, str]:
+    """Return the tiers that any run has, by their names."""
+    return {
+        tier: name for tier, name in _TIERS.items()
+        if any(run["config"]["num_pages"][tier] != 0 for run in runs)
+    }  # fmt: skip
 
 
 def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
