@@ -17,6 +17,7 @@ class MemoryBackend(StorageBackend):
     unused for longest go first. Closing it keeps them, so that a test can open it again.
     """
 
+    outlives_process: ClassVar[bool] = False
     evicts_itself: ClassVar[bool] = True
 
     def __init__(self, budget_nbytes: int | None = None) -> None:

@@ -73,6 +73,8 @@ class StorageBackend(ABC):
     contract_version: ClassVar[int] = CONTRACT_VERSION
     is_shared: ClassVar[bool] = False
     """Whether other machines read and write the same records."""
+    outlives_process: ClassVar[bool] = True
+    """Whether records are there when the store is opened anew, by this process or another."""
     evicts_itself: ClassVar[bool] = False
     """Whether it keeps to the budget that ``create`` gave it. Else nothing does.
 

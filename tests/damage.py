@@ -26,6 +26,8 @@ class Extent:
     key: PageKey
     path: Path
     start: int
+    whole: bytes
+    """Its bytes when it was found."""
 
     @property
     def end(self) -> int:
@@ -46,7 +48,8 @@ def locate(folder: Path, keys: Sequence[PageKey]) -> dict[PageKey, list[Extent]]
                 at = whole.find(content(key))
                 while at >= 0:
                     if whole.startswith(MAGIC, at - LEAD_NBYTES):
-                        found[key].append(Extent(key, path, at - LEAD_NBYTES))
+                        start = at - LEAD_NBYTES
+                        found[key].append(Extent(key, path, start, whole[start:][:EXTENT_NBYTES]))
                     at = whole.find(content(key), at + 1)
     return found
 
@@ -62,6 +65,7 @@ class Damager:
             for extent in extents:
                 self._by_path.setdefault(extent.path, []).append(extent)
         self._changed: set[Extent] = set()
+        self._extended: set[Extent] = set()
         self._unlinked: set[Extent] = set()
 
     @property
@@ -70,7 +74,7 @@ class Damager:
         return frozenset(
             key
             for key, extents in self._places.items()
-            if extents and self._changed.issuperset(extents)
+            if extents and all(self._is_damaged(extent) for extent in extents)
         )
 
     @property
@@ -99,6 +103,12 @@ class Damager:
         }
         actions[kind](self._random.choice(extents))
         return True
+
+    def _is_damaged(self, extent: Extent) -> bool:
+        """Whether it was changed, and not changed back: two swaps may undo each other."""
+        if extent not in self._changed or extent in self._extended:
+            return extent in self._changed
+        return not extent.path.exists() or _read(extent) != extent.whole
 
     def _flip(self, extent: Extent) -> None:
         whole = bytearray(_read(extent))
@@ -144,6 +154,7 @@ class Damager:
             file.write(self._random.randbytes(self._random.randrange(1, 2000)))
         if extent.path.name == extent.key.hex():
             self._changed.add(extent)
+            self._extended.add(extent)
 
     def _delete(self, extent: Extent) -> None:
         extent.path.unlink()

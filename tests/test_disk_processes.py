@@ -59,8 +59,11 @@ async def test_r9_what_a_crash_left_behind_is_swept(disk: Disk) -> None:
         segment.with_name("0123456789abcdef.seg").write_bytes(bytes(3 * NBYTES))
         with open(segment, "ab") as file:
             file.write(bytes(NBYTES))
+    unpublished = disk.path / f"hicache-store.{dead.pid}.tmp"
+    unpublished.write_text("half of a li")
 
     async with disk.opened() as backend:
+        assert not unpublished.exists()
         assert disk.nbytes() <= before + NBYTES // 2
         assert await read(backend, "a", NBYTES) == record("a", NBYTES)
 

@@ -226,5 +226,25 @@ def list_backends(json: Json = None) -> int:
     return backends.run(json)
 
 
+@backends.command("check")
+def check_backend(
+    backend: Annotated[
+        str, typer.Argument(metavar="SPEC", help="Name of a backend, or package.module:Class.")
+    ],
+    options: Annotated[
+        list[str] | None,
+        typer.Option("--option", metavar="NAME=VALUE", help="As in [cache.storage.options]."),
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--path", metavar="DIR", help="Where the stores are made.")
+    ] = None,
+    json: Json = None,
+) -> int:
+    """Whether a backend keeps the storage contract: every promise is tried, on empty stores."""
+    from hicache.tools import backend_check
+
+    return backend_check.run(backend, options or (), folder, json)
+
+
 if __name__ == "__main__":
     sys.exit(main())

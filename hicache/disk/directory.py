@@ -78,6 +78,8 @@ def claim(path: Path, kind: str, version: int) -> bool:
             raise StorageError(f"{path}: holds a store of kind {words[1]}, not {kind}")
         if found != expected:
             _publish(path / FORMAT_FILE, expected)
+        for left in path.glob(f"{FORMAT_FILE}.*{TEMPORARY_SUFFIX}"):
+            left.unlink(missing_ok=True)
     except OSError as error:
         raise storage_error(error, path) from None
     if found is None or found == expected:
@@ -102,7 +104,11 @@ def _publish(path: Path, text: str) -> None:
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with open(fd, "w") as file:
         file.write(text)
-    os.rename(temporary, path)
+    try:
+        os.rename(temporary, path)
+    except FileNotFoundError:
+        if _read(path) != text:  # else who was faster has taken ours for one that a crash left
+            raise
 
 
 def default_budget(path: Path) -> int:

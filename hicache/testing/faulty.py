@@ -20,6 +20,10 @@ from hicache.storage import StorageBackend, StorageStats
 
 _Answer = TypeVar("_Answer")
 
+_TRAITS = ("is_shared", "outlives_process", "evicts_itself", "max_batch", "alignment")
+_MOST_TURNS = 20
+"""Of the loop, for a call that is delayed."""
+
 Method = Literal["open", "close", "get", "put", "contains", "delete", "touch", "scan", "stats"]
 
 Tamper = Callable[[bytes, Random], bytes | None]
@@ -99,10 +103,15 @@ class Chances:
     truncated: float = 0.0
     """Of a record that is read, as is the next."""
     flipped: float = 0.0
+    torn: float = 0.0
     short: float = 0.0
     """Of a call that answers with a list: the last item is missing."""
     full: float = 0.0
     """Of a put."""
+    delayed: float = 0.0
+    """Of a call: others that come after it may be over before it begins."""
+    hung: float = 0.0
+    """Of a call: it waits at the backend's gate ``hung``, whatever is cancelled."""
     errors: Sequence[type[Exception]] = (OSError, RuntimeError, KeyError, StorageUnavailable)
 
 
@@ -119,10 +128,13 @@ class FaultyBackend(StorageBackend):
         self.chances = chances or Chances()
         self.num_calls: Counter[Method] = Counter()
         """Calls to each method, faulty or not."""
+        self.hung = Gate()
+        """Where calls wait that hang by chance."""
         self._random = Random(seed)
         self._next: dict[Method, deque[Fault]] = {}
+        self._at: dict[tuple[Method, int], Fault] = {}
         self._always: dict[Method, Fault] = {}
-        for name in ("is_shared", "evicts_itself", "max_batch", "alignment"):
+        for name in _TRAITS:
             setattr(self, name, getattr(inner, name))
 
     # ------------------------------------------------------------ for the test
@@ -131,6 +143,10 @@ class FaultyBackend(StorageBackend):
         """Give the next calls of a method these faults, one each."""
         self._next.setdefault(method, deque()).extend(faults)
 
+    def at(self, method: Method, number: int, fault: Fault) -> None:
+        """Give a call of a method this fault: of those that come, the ``number``-th, from 0 on."""
+        self._at[method, self.num_calls[method] + number] = fault
+
     def always(self, fault: Fault, *methods: Method) -> None:
         """Give every call of these methods this fault, until ``heal``."""
         self._always.update(dict.fromkeys(methods, fault))
@@ -138,10 +154,14 @@ class FaultyBackend(StorageBackend):
     def heal(self) -> None:
         """Fail no more, neither by plan nor by chance. Gates stay as they are."""
         self._next.clear()
+        self._at.clear()
         self._always.clear()
         self.chances = Chances()
 
     # ------------------------------------------------------------ the backend
+
+    def is_there(self) -> bool:
+        return self.inner.is_there()
 
     async def open(self, pool: Sequence[memoryview]) -> None:
         await self._before("open")
@@ -204,9 +224,13 @@ class FaultyBackend(StorageBackend):
     # ------------------------------------------------------------ faults
 
     async def _before(self, method: Method) -> Fault:
+        fault = self._planned(method)
         self.num_calls[method] += 1
-        queued = self._next.get(method)
-        fault = queued.popleft() if queued else self._always.get(method, Fault())
+        if self._draw(self.chances.delayed):
+            for _ in range(self._random.randrange(1, _MOST_TURNS)):
+                await asyncio.sleep(0)
+        if self._draw(self.chances.hung):
+            await self.hung.pass_through(ignores_cancel=True)
         if fault.before is not None:
             await fault.before.pass_through(ignores_cancel=fault.ignores_cancel)
         if fault.error is not None:
@@ -214,6 +238,13 @@ class FaultyBackend(StorageBackend):
         if self._draw(self.chances.error):
             raise self._random.choice(self.chances.errors)("injected")
         return fault
+
+    def _planned(self, method: Method) -> Fault:
+        at = self._at.pop((method, self.num_calls[method]), None)
+        if at is not None:
+            return at
+        queued = self._next.get(method)
+        return queued.popleft() if queued else self._always.get(method, Fault())
 
     async def _after(self, fault: Fault, answer: _Answer) -> _Answer:
         if fault.after is not None:
@@ -233,6 +264,8 @@ class FaultyBackend(StorageBackend):
             return lose
         if self._draw(self.chances.truncated):
             return truncate
+        if self._draw(self.chances.torn):
+            return tear
         return flip if self._draw(self.chances.flipped) else None
 
     def _tamper_buffers(
@@ -257,6 +290,12 @@ def lose(record: bytes, random: Random) -> None:
 def truncate(record: bytes, random: Random) -> bytes:
     """Tamper: the record ends early."""
     return record[: random.randrange(len(record))]
+
+
+def tear(record: bytes, random: Random) -> bytes:
+    """Tamper: the record was not written to its end, but has its length."""
+    end = random.randrange(len(record))
+    return record[:end] + bytes(len(record) - end)
 
 
 def flip(record: bytes, random: Random) -> bytes:
