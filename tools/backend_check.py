@@ -35,6 +35,8 @@ def run(
     Raises ``HiCacheError`` where the backend cannot be made or opened, or its store is not empty.
     """
     given = _options(options)
+    if ":" in spec and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # where the author of a backend is, before it is a package
     kind = plugins.backend_class(spec)
 
     def make(path: Path, budget_nbytes: int) -> StorageBackend:
