@@ -7,7 +7,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
-BENCHES := tree keys transfer storage reuse overhead chat
+BENCHES := tree keys transfer storage codec reuse overhead chat
 LINTERS := 'ruff check' 'ruff format --check' mypy pyright 'lint-imports --no-logo'
 # What must be tested branch by branch: a bug there gives wrong tokens.
 COVERED := hicache/tree/*,hicache/planner/*,hicache/store/*,hicache/codec/*

@@ -71,6 +71,13 @@ def content(key: bytes) -> bytes:
     return random.Random(key).randbytes(PAGE_NBYTES)
 
 
+def repetitive(key: bytes) -> bytes:
+    """Return other contents, of which a quarter of the bytes are alike, as exponents are."""
+    page = bytearray(content(key))
+    page[3::4] = b"\x3c" * (PAGE_NBYTES // 4)
+    return bytes(page)
+
+
 def slots(*numbers: int) -> "array[int]":
     return array("i", numbers)
 

@@ -10,6 +10,7 @@ import pytest
 from hicache.eviction import POLICIES
 from hicache.tools import (
     bench_chat,
+    bench_codec,
     bench_keys,
     bench_overhead,
     bench_reuse,
@@ -84,6 +85,22 @@ def test_storage(tmp_path: Path, backend: str) -> None:
     limit = figures[f"storage.{backend}.360.read_warm"]["limit"]
     memcpy = figures[f"storage.{backend}.360.memcpy"]["value"]
     assert limit == (pytest.approx(0.45 * memcpy) if backend == "lmdb" else None)
+
+
+def test_codecs(tmp_path: Path) -> None:
+    model = str(tiny_model_dir(tmp_path, vocab_size=30_000, max_position_embeddings=4096))
+
+    def run(path: Path, *, is_quick: bool) -> int:
+        return bench_codec.run(path, is_quick=is_quick, model=model)
+
+    figures = figures_of(run, tmp_path)
+
+    for dtype in ("float32", "bfloat16"):
+        for codec in ("none", "zstd1", "zstd-planes1", "none.sealed", "zstd-planes1.sealed"):
+            rates = [f"codec.{dtype}.{codec}.{name}" for name in ("encode", "decode", "read")]
+            assert units(figures, *rates) == {"GB/s"}
+        assert figures[f"codec.{dtype}.zstd-planes1.ratio"]["value"] > 1.05
+        assert figures[f"codec.{dtype}.none.ratio"]["value"] == 1
 
 
 def test_chats(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from tests.stores import (
     World,
     namespace,
     page_refs,
+    repetitive,
     slots,
 )
 
@@ -55,21 +56,14 @@ class Shelf(MemoryBackend):
         self.touched += keys
 
 
-def content(key: bytes) -> bytes:
-    """Return a page of numbers of which a quarter of the bytes are alike."""
-    page = bytearray(random.Random(key).randbytes(PAGE_NBYTES))
-    page[3::4] = b"\x3c" * (PAGE_NBYTES // 4)
-    return bytes(page)
-
-
 def coded_world(inner: StorageBackend | None = None, **config: object) -> World:
-    return World(inner=inner or Shelf(), config=dict(config), content=content, item_nbytes=4)
+    return World(inner=inner or Shelf(), config=dict(config), content=repetitive, item_nbytes=4)
 
 
 def assert_fetched(world: World, pages: list[PageRef], first: int = 128) -> None:
     assert world.fetch_pages(pages, first) == [True] * len(pages)
     for slot, page in enumerate(pages, first):
-        assert world.page(slot) == content(page.key)
+        assert world.page(slot) == repetitive(page.key)
 
 
 def flip(record: bytes, source: random.Random) -> bytes:
@@ -122,7 +116,7 @@ def test_a_store_with_records_of_all_codecs_reads_well(
         is_found = "key" not in reader
         assert world.store_pages(pages[3:], first=3) == [True] * 3
         assert world.fetch_pages(pages) == [is_found] * 3 + [True] * 3
-        assert world.page(128) == content(pages[0].key) or not is_found
+        assert world.page(128) == repetitive(pages[0].key) or not is_found
         assert world.store.stats().num_corrupt_pages == 0
 
 

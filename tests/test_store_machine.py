@@ -7,6 +7,7 @@ it in the meantime is not, so no choice may depend on it.
 
 import time
 from collections.abc import Sequence
+from typing import ClassVar
 
 import pytest
 from hypothesis import settings
@@ -16,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from hicache.events import Finished, OpId, Probed, Returned, StorageDown, StorageUp
 from hicache.keys import PageRef
 from hicache.testing.faulty import Chances, Fault, Gate
-from tests.stores import NAMESPACE, PAGE_NBYTES, WAIT_S, World, content, page_refs, slots
+from tests.stores import NAMESPACE, PAGE_NBYTES, WAIT_S, World, page_refs, repetitive, slots
 
 NUM_PAGES = 96
 PAGES = [page for first in range(0, 3000, 1000) for page in page_refs(4, first_token=first)]
@@ -27,10 +28,16 @@ MARK = b"\xa5" * PAGE_NBYTES
 class StoreMachine(RuleBasedStateMachine):
     """Slots are free (and then hold the mark), or belong to one operation that is not over."""
 
+    storage: ClassVar[dict[str, object]] = {}
+    """Settings beside those that all have."""
+
     def __init__(self) -> None:
         super().__init__()
         self.world = World(
-            num_pages=NUM_PAGES, config={"breaker_failures": 2, "queue_pages": 18, "concurrency": 2}
+            num_pages=NUM_PAGES,
+            config={"breaker_failures": 2, "queue_pages": 18, "concurrency": 2, **self.storage},
+            content=repetitive,
+            item_nbytes=4,
         )
         self.world.store.start()
         self.free = set(range(NUM_PAGES))
@@ -171,10 +178,10 @@ class StoreMachine(RuleBasedStateMachine):
         assert len(outcomes) == len(pages)
         for slot, page, is_good in zip(taken, pages, outcomes, strict=True):
             if kind == "store":
-                assert self.world.page(slot) == content(page.key), "a source was written"
+                assert self.world.page(slot) == repetitive(page.key), "a source was written"
             elif is_good:
                 assert page.key in self.accepted
-                assert self.world.page(slot) == content(page.key), "a hit has other bytes"
+                assert self.world.page(slot) == repetitive(page.key), "a hit has other bytes"
         if is_returned:
             self.give_back(op)
         else:
@@ -210,4 +217,19 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 StoreMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+class CodedStoreMachine(StoreMachine):
+    """The same where pages are made smaller and sealed, and one key has taken over from another."""
+
+    storage: ClassVar[dict[str, object]] = {
+        "codec": "zstd-planes",
+        "key": f"{'5a' * 32}\n{'a5' * 32}",
+    }
+
+
+CodedStoreMachine.TestCase.settings = settings(
+    max_examples=12, stateful_step_count=40, deadline=None
+)
+TestCodedStoreMachine = pytest.mark.slow(CodedStoreMachine.TestCase)
 TestStoreMachine = pytest.mark.slow(StoreMachine.TestCase)

@@ -43,7 +43,7 @@ BARS: dict[str, tuple[str, dict[int, float]]] = {
     "read_cold": ("plain_cold", {360: 0.85, 2048: 0.85}),
 }
 """What each is compared with, and by KiB a page what the default backend must reach of it."""
-_NAMESPACE = NamespaceDigest(sha256(b"hicache bench storage").digest())
+NAMESPACE = NamespaceDigest(sha256(b"hicache bench storage").digest())
 _PLAIN_NBYTES = 512 * KIB
 """A plain write: larger ones are slower on some kernels, and would make ours look good."""
 _WAIT_S = 120.0
@@ -116,7 +116,7 @@ class _Bench:
     def round(self) -> None:
         """Do everything once."""
         number = len(self.rounds.get("write", []))
-        pages = _pages(number)
+        pages = page_refs(number)
         plain = self.folder / f"plain-{number}"
         _write_down(self.folder)
         self._time("plain_write", lambda: self._write_plain(plain))
@@ -133,7 +133,7 @@ class _Bench:
 
     def cold_round(self) -> None:
         """Read once more, with nothing in the system's cache; then a plain file, likewise."""
-        pages = _pages(0)
+        pages = page_refs(0)
         for _ in range(2):
             _write_down(self.folder, is_forgotten=True)
             self._time("read_cold", lambda: self._read(pages))
@@ -182,16 +182,16 @@ class _Bench:
         assert count == half
 
     def _write(self, pages: list[PageRef]) -> None:
-        self._store.store(self._op(), _NAMESPACE, pages, array("i", range(NUM_PAGES)))
+        self._store.store(self._op(), NAMESPACE, pages, array("i", range(NUM_PAGES)))
         self._finish()
 
     def _read(self, pages: list[PageRef]) -> None:
         target = array("i", range(NUM_PAGES, 2 * NUM_PAGES))
-        self._store.fetch(self._op(), _NAMESPACE, pages, target)
+        self._store.fetch(self._op(), NAMESPACE, pages, target)
         self._finish()
 
     def _probe(self, pages: list[PageRef]) -> None:
-        self._store.probe(self._op(), _NAMESPACE, [page.key for page in pages])
+        self._store.probe(self._op(), NAMESPACE, [page.key for page in pages])
         self._finish()
 
     def _op(self) -> OpId:
@@ -213,14 +213,14 @@ class _Bench:
                     return
 
 
-def _pages(number: int) -> list[PageRef]:
+def page_refs(number: int) -> list[PageRef]:
     """Return the pages of one sequence, another for each number."""
     tokens = pack(range(number << 16, (number << 16) + NUM_PAGES * PAGE_SIZE))
     nbytes = PAGE_SIZE * TOKEN_NBYTES
-    keys = chain(_NAMESPACE, tokens, nbytes)
+    keys = chain(NAMESPACE, tokens, nbytes)
     return [
         PageRef(key, parent, at, tokens[at * nbytes : (at + 1) * nbytes])
-        for at, (key, parent) in enumerate(zip(keys, [_NAMESPACE, *keys], strict=False))
+        for at, (key, parent) in enumerate(zip(keys, [NAMESPACE, *keys], strict=False))
     ]
 
 

@@ -191,6 +191,14 @@ def bench_storage(
     return bench_storage.run(json, is_quick=quick, backend=backend, folder=folder)
 
 
+@bench.command("codec")
+def bench_codec(json: Json = None, quick: Quick = False) -> int:
+    """How much smaller keys and values of the small model get in storage, and what that costs."""
+    from hicache.tools import bench_codec
+
+    return bench_codec.run(json, is_quick=quick)
+
+
 @bench.command("reuse")
 def bench_reuse(json: Json = None, quick: Quick = False) -> int:
     """Time to first token of a prompt found in L1, L2, L3, or nowhere."""

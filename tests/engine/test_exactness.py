@@ -7,6 +7,7 @@ prefix was found; within rounding, and with the same tokens, where the pieces ar
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -127,6 +128,35 @@ def test_how_pages_were_written_down_changes_nothing(
         num_uses=num_uses,
         cache__host__write_policy=write_policy,
     ) as look:
+        said = look.ask(SECOND)
+
+    assert said.hit == hit_in(tier, len(PREFIX))
+    assert_equal(said, expected)
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "zstd": {"cache__storage__codec": "zstd"},
+    "planes": {"cache__storage__codec": "zstd-planes"},
+    "sealed": {"cache__storage__key": "5a" * 32},
+    "both": {"cache__storage__codec": "zstd-planes", "cache__storage__key": "5a" * 32},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("kind", "tier"),
+    [
+        ("llama", "storage"),
+        ("llama", "restart"),
+        pytest.param(REAL, "restart", marks=[pytest.mark.slow, pytest.mark.soak]),
+    ],
+)
+def test_how_pages_lie_in_storage_changes_nothing(
+    models: Models, tmp_path: Path, kind: str, tier: str, way: str
+) -> None:
+    expected = models.say(kind, SECOND)
+
+    with found_in(tier, models.load(kind), tmp_path, **WAYS[way]) as look:
         said = look.ask(SECOND)
 
     assert said.hit == hit_in(tier, len(PREFIX))
