@@ -24,6 +24,7 @@ from hicache.engine.caching import OpenCache
 from hicache.engine.counters import Counters
 from hicache.engine.detokenizing import Detokenizer
 from hicache.engine.generation import Generation
+from hicache.engine.largest_batch import run_largest_batch
 from hicache.engine.loading import load_model
 from hicache.engine.model import LoadedModel
 from hicache.engine.opening import open_hicache
@@ -88,6 +89,8 @@ class Engine:
         self.context_tokens = self.model.context_tokens
         self.page_size = config.cache.page_size
         self.layout = self.model.layout_for(self.page_size)
+        if self.model.device.type == "cuda" and config.cache.device.size == "auto":
+            run_largest_batch(self.model, config.engine, self.page_size)
         self.cache = open_cache(self.layout, config.cache, str(self.model.device))
         self.num_device_pages = len(self.cache.device_pages)
         if self.model.prefill_tokens_per_s:  # until it is measured on real prompts

@@ -70,7 +70,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         vocab_size=int(text_config.vocab_size),
         eos_token_ids=_eos_token_ids(model, tokenizer),
     )
-    loaded = _checked(loaded)
+    loaded = checked(loaded)
     log.info(
         "loaded %s: %d layers, %s on %s, attention by %s, %.0f tokens/s of prefill",
         loaded.name,
@@ -83,7 +83,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
     return loaded
 
 
-def _checked(loaded: LoadedModel) -> LoadedModel:
+def checked(loaded: LoadedModel) -> LoadedModel:
     """Return the model with its prefill rate, and with torch's attention if the other's fails.
 
     The first forward is where kernels are compiled, and where a compiler may be missing.

@@ -70,6 +70,9 @@ class DeviceConfig(Section):
     free."""
     fraction: Annotated[float, Field(gt=0, le=1)] = 0.85
     """For size = auto on a GPU. What is left is for whatever else comes to need memory there."""
+    staging_mb: NonNegativeInt = 0
+    """GPU memory, in 10**6 bytes, by way of which small pages are loaded into scattered slots.
+    0: none; `python -m hicache.tools.gpucheck --section copies` says whether it pays."""
     eviction: EvictionPolicyName = "lru"
     """Which pages leave first."""
     low_water: Annotated[float, Field(ge=0, le=0.5)] = 0.05

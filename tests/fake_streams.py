@@ -11,9 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from hicache.transfer.runs import Run
+from hicache.transfer.staging import Stretch, scatter_with_torch
 from hicache.transfer.streams import Event, Stream
 
 Fence = tuple[str, str]
@@ -71,7 +73,7 @@ class FakeStream:
 
 
 class FakeGpu:
-    """Streams of a GPU; the first is ``compute``, then ``load`` and ``back_up``."""
+    """Streams of a GPU; the first is ``compute``, then ``load``, ``back_up`` and ``page``."""
 
     def __init__(self, missing: frozenset[Fence] = frozenset()) -> None:
         self.missing = missing
@@ -80,6 +82,8 @@ class FakeGpu:
         self.copies_rows = True
         self.launches: list[list[int]] = []
         """Pages of each copy, in each call."""
+        self.stretches: list[int] = []
+        """Pages of each stretch."""
         self.num_synchronized = 0
         self.copies_until_failure: int | None = None
         self.waits: list[Fence] = []
@@ -99,7 +103,7 @@ class FakeGpu:
         return self._current
 
     def stream(self) -> Stream:
-        name = next(name for name in ("load", "back_up") if name not in self.streams)
+        name = next(name for name in ("load", "back_up", "page") if name not in self.streams)
         return self.streams.setdefault(name, FakeStream(self, name))
 
     @contextmanager
@@ -135,6 +139,18 @@ class FakeGpu:
             rows = source[from_slot : from_slot + length, part]
             into = target[to_slot : to_slot + length, part]
             self._give(self._used, self._used.name, partial(into.copy_, rows))
+
+    def copy_stretch(
+        self, target: Tensor, source: Tensor, stretch: Stretch, part: slice, buffer: Tensor
+    ) -> None:
+        num_pages, width = len(stretch.targets), part.stop - part.start
+        self.stretches.append(num_pages)
+        rows = buffer[: num_pages * width].view(num_pages, width)
+        neighbours = source[stretch.source : stretch.source + num_pages, part]
+        slots = torch.tensor(stretch.targets, dtype=torch.int32)
+        self._give(self._used, self._used.name, partial(rows.copy_, neighbours))
+        scatter = partial(scatter_with_torch, target, rows, slots, part.start)
+        self._give(self._used, self._used.name, scatter)
 
     def launch(self, name: str, computation: Callable[[], object]) -> None:
         """Give a computation to the current stream."""

@@ -21,14 +21,17 @@ from tests.transfer_scenes import OP, Bench, is_all, slots
 # ---------------------------------------------------------------- order and overlap
 
 
-def test_a_page_is_copied_after_the_load_that_brings_it() -> None:
-    bench = Bench()
+def test_a_copied_page_does_not_wait_for_loads_that_do_not_bring_it() -> None:
+    bench = Bench(num_layer_groups=4)
+    bench.transfer.load(OpId(1), slots(0, 2), slots(3, 5))
 
-    bench.transfer.load(OpId(1), slots(0), slots(3))
-    bench.transfer.copy_page(OpId(2), "device", 3, 5)
-    bench.gpu.run("load")
+    bench.transfer.copy_page(OpId(2), "host", 1, 6)
+    bench.transfer.copy_page(OpId(3), "device", 1, 7)
+    bench.gpu.run("compute", "page")
 
-    assert is_all(bench.device.pages[5], 100)
+    assert bench.gpu.log[:2] == ["page", "page"]
+    assert is_all(bench.device.pages[6], 101)
+    assert is_all(bench.device.pages[7], 1)
 
 
 def test_first_layers_can_be_read_while_others_still_arrive() -> None:

@@ -53,19 +53,20 @@ MUTANTS: dict[str, tuple[ModuleType, str, str]] = {
     ),
     "the computation waits for the first layers only": (
         cuda,
-        "self._loads.arrival(copy, self._group_of[layer])",
-        "self._loads.arrival(copy, 0)",
+        "lane.arrival(copy, self._group_of[layer])",
+        "lane.arrival(copy, 0)",
     ),
-    "a load is known to nobody who waits": (cuda, "self._by_op[op] = copy", "pass"),
+    "a load is known to nobody who waits": (cuda, "copy = self._by_op.get(op)", "copy = None"),
     "a layer group is there before its last part": (
         cuda,
         "ends_group=start + _PART_PIECES >= len(chosen)",
         "ends_group=start == 0",
     ),
-    "pages are copied in a lane of their own": (
+    "a page is copied before it is loaded": (cuda, "if source in slots:", "if False:"),
+    "a page is copied when its first layers are there": (
         cuda,
-        "self._load(op, _Way(origin,",
-        "(lambda op, *rest: self._ask(self._back_ups, op, *rest))(op, _Way(origin,",
+        "self._loads.arrival(self._by_op[load], self.num_layer_groups - 1)",
+        "self._loads.arrival(self._by_op[load], 0)",
     ),
     "a copy is over when it begins": (lane, "copy.arrived[-1].query()", "True"),
     "a copy is over with its first layers": (
@@ -109,8 +110,7 @@ def is_wrong(scene: Callable[[Bench], bool], transfer_type: type[CudaTransfer]) 
 def run_as_module(source: str, name: str, **replaced: object) -> dict[str, object]:
     """Return what a module defines, with some of what it imports replaced."""
     scope: dict[str, object] = {"__name__": name}
-    lines = source.replace("self._loads = Lane(", "self._loads = _Lane(")
-    lines = lines.replace("self._back_ups = Lane(", "self._back_ups = _Lane(")
+    lines = source.replace(" = Lane(", " = _Lane(")
     exec(compile(lines, f"<mutant of {name}>", "exec"), scope)
     scope["_Lane"] = replaced.get("Lane", lane.Lane)
     return scope

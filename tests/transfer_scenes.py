@@ -87,8 +87,15 @@ def a_load_comes_after_a_forward_in_another_stream(bench: Bench) -> bool:
 def a_copied_page_comes_after_the_forward_that_computed_it(bench: Bench) -> bool:
     bench.write(2, -1)
     bench.transfer.copy_page(OP, "device", 2, 5)
-    bench.gpu.run("load")
+    bench.gpu.run("page")
     return is_all(bench.device.pages[5], -1)
+
+
+def a_copied_page_comes_after_the_load_that_brings_it(bench: Bench) -> bool:
+    bench.transfer.load(OpId(1), slots(0), slots(3))
+    bench.transfer.copy_page(OpId(2), "device", 3, 5)
+    bench.gpu.run("page")
+    return is_all(bench.device.pages[5], 100)
 
 
 def a_back_up_comes_after_the_forward_that_computed_it(bench: Bench) -> bool:
@@ -134,22 +141,16 @@ SCENARIOS: list[tuple[Callable[[Bench], bool], Fence]] = [
     (a_load_comes_after_the_forward_that_wrote_its_slots, ("load", "compute")),
     (a_load_comes_after_the_forward_that_reads_its_slots, ("load", "compute")),
     (a_load_comes_after_a_forward_in_another_stream, ("load", "graph")),
-    (a_copied_page_comes_after_the_forward_that_computed_it, ("load", "compute")),
+    (a_copied_page_comes_after_the_forward_that_computed_it, ("page", "compute")),
+    (a_copied_page_comes_after_the_load_that_brings_it, ("page", "load")),
     (a_back_up_comes_after_the_forward_that_computed_it, ("back_up", "compute")),
     (a_back_up_comes_after_a_forward_in_another_stream, ("back_up", "graph")),
     (attention_comes_after_the_load, ("compute", "load")),
-    (attention_comes_after_the_copied_page, ("compute", "load")),
+    (attention_comes_after_the_copied_page, ("compute", "page")),
 ]
 
 
 # ---------------------------------------------------------------- more of what must hold
-
-
-def a_page_is_copied_after_the_load_that_brings_it(bench: Bench) -> bool:
-    bench.transfer.load(OpId(1), slots(0), slots(3))
-    bench.transfer.copy_page(OpId(2), "device", 3, 5)
-    bench.gpu.run("back_up", "load")
-    return is_all(bench.device.pages[5], 100)
 
 
 def nothing_is_over_before_its_last_byte_is_there(bench: Bench) -> bool:
@@ -174,7 +175,6 @@ def attention_comes_after_a_load_of_many_parts(bench: Bench) -> bool:
 
 
 SCENES: list[Callable[[Bench], bool]] = [
-    a_page_is_copied_after_the_load_that_brings_it,
     nothing_is_over_before_its_last_byte_is_there,
     attention_comes_after_a_load_of_many_parts,
 ]

@@ -124,7 +124,8 @@ def open_parts(
         wake = store.wake
         store.start()
     planner = Planner(planner_config(layout, config, device_pool.num_pages, host_pages))
-    transfer = open_transfer(device_pool, host_pool, wake)
+    staging_nbytes = config.device.staging_mb * 10**6
+    transfer = open_transfer(device_pool, host_pool, wake, staging_nbytes)
     return Parts(planner, device_pool, host_pool, transfer, store, wake, config, path, store_nbytes)
 
 

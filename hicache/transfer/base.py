@@ -61,7 +61,7 @@ class Transfer(ABC):
 
     @abstractmethod
     def copy_page(self, op: OpId, source_tier: Tier, source: int, target: int) -> None:
-        """Copy one whole page of L1 or L2 into L1, ordered like a load."""
+        """Copy one whole page of L1 or L2 into L1, behind the load that brings it if one does."""
 
     @abstractmethod
     def wait(self, op: OpId, layer: int) -> None:

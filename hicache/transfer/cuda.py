@@ -1,4 +1,4 @@
-"""Copies where L1 is on a GPU: one stream for loads, one for back-ups.
+"""Copies where L1 is on a GPU: a stream for loads, one for back-ups, one for single pages.
 
 The fences, each of which a test takes away to see that it is needed:
 
@@ -10,9 +10,12 @@ load, copy_page     all that was computed so far        a forward that still run
 back-up             all that was computed so far        pages are copied before they are
                                                         computed
 computation         the layer group of a load (wait)    attention reads what is not there yet
-copy_page           the loads before it (same stream)   a page is copied before it is loaded
+copy_page           the load that brings its source     a page is copied before it is loaded
 host (drain)        the event behind the last copy      slots are reused under a copy
 ==================  ==================================  ========================================
+
+A page that is copied for its first tokens has a stream of its own: behind the load of the same
+request it would arrive last, and the forward waits for it before its first layer.
 
 "So far" is both what the current stream holds when the copy is asked for, and what it held at
 the last ``fence``, which may have been another stream.
@@ -36,6 +39,7 @@ from hicache.layout import KVLayout
 from hicache.transfer.base import Pool, Transfer
 from hicache.transfer.lane import Copy, Lane, Part
 from hicache.transfer.runs import Run, pieces, runs
+from hicache.transfer.staging import Stretch, stretches
 from hicache.transfer.streams import Event, Streams
 
 logger = logging.getLogger(__name__)
@@ -49,6 +53,9 @@ which a link of 50 GB/s moves as many times 50 KB."""
 
 _MAX_PIECES_IN_FLIGHT = 512
 """A stream takes about 1,000 launches; the next one blocks the thread."""
+
+_LEAST_STAGED = 8
+"""Pages that a buffer holds at least, for it to be one."""
 
 _PART_PIECES = 256
 """Copies that are put into a stream at once, at most."""
@@ -76,7 +83,7 @@ class _Way:
 
 
 class CudaTransfer(Transfer):
-    """Copies in two streams of their own; completions are polled, never waited for.
+    """Copies in streams of their own; completions are polled, never waited for.
 
     A stream holds about ``_MAX_PIECES_IN_FLIGHT`` copies; what is more waits here until ``drain``
     finds room, or the computation waits for it. A back-up beyond ``max_waiting_pages`` fails at
@@ -92,7 +99,10 @@ class CudaTransfer(Transfer):
         streams: Streams,
         num_layer_groups: int | None = None,
         max_waiting_pages: int = 1 << 20,
+        staging_nbytes: int = 0,
     ) -> None:
+        """``staging_nbytes`` of the device are a buffer for loads of scattered small pages; 0:
+        none, each run is a copy of its own."""
         assert device.layout == host.layout
         layout = device.layout
         self.num_layer_groups = num_layer_groups or count_layer_groups(layout)
@@ -109,8 +119,16 @@ class CudaTransfer(Transfer):
         self._host = _bytes(host.pages, layout)
         self._chunk_pages = host.chunk_pages
         self._streams = streams
+        self._buffer: Tensor | None = None
+        if streams.copies_rows and staging_nbytes >= _LEAST_STAGED * layout.page_nbytes:
+            self._buffer = torch.empty(
+                staging_nbytes, dtype=torch.uint8, device=device.pages.device
+            )
         self._loads = Lane(streams, _MAX_PIECES_IN_FLIGHT)
         self._back_ups = Lane(streams, _MAX_PIECES_IN_FLIGHT)
+        self._pages = Lane(streams, _MAX_PIECES_IN_FLIGHT)
+        self._arriving: dict[OpId, array[int]] = {}
+        """The slots that each load under way writes to."""
         self._fence = streams.current().record_event()
         self._by_op: dict[OpId, Copy] = {}
         self._max_waiting_pages = max_waiting_pages
@@ -123,13 +141,30 @@ class CudaTransfer(Transfer):
         is_cut = self.num_layer_groups > 1 and not self._streams.copies_rows
         longest = 1 if is_cut else len(source) or 1
         found = list(pieces(whole, longest, source_chunk=self._chunk_pages))
-        self._load(op, _Way(self._host, self._device, found, self._groups), len(source))
+        self._assert_open()
+        assert op not in self._by_op
+        way = _Way(self._host, self._device, found, self._groups)
+        copy = self._ask(self._loads, op, way, len(source))
+        if copy is not None:
+            self._by_op[op] = copy
+            self._arriving[op] = target[:]
 
     def copy_page(self, op: OpId, source_tier: Tier, source: int, target: int) -> None:
-        """Put the copy of a page into the stream of loads."""
+        """Put the copy of a page into its stream, behind the load that brings it if one does."""
+        self._assert_open()
+        assert op not in self._by_op
         assert source_tier != "storage"
         origin = self._device if source_tier == "device" else self._host
-        self._load(op, _Way(origin, self._device, [Run(source, target, 1)], [self._page]), 1)
+        behind: list[Event] = []
+        if source_tier == "device":
+            for load, slots in self._arriving.items():
+                if source in slots:
+                    event = self._loads.arrival(self._by_op[load], self.num_layer_groups - 1)
+                    behind += [] if event is None else [event]
+        way = _Way(origin, self._device, [Run(source, target, 1)], [self._page])
+        copy = self._ask(self._pages, op, way, 1, behind)
+        if copy is not None:
+            self._by_op[op] = copy
 
     def back_up(self, op: OpId, source: "array[int]", target: "array[int]") -> None:
         """Put a back-up into its stream, or in line for it; fail at once where that is full."""
@@ -150,7 +185,8 @@ class CudaTransfer(Transfer):
         copy = self._by_op.get(op)
         if copy is None:
             return
-        event = self._loads.arrival(copy, self._group_of[layer])
+        lane = self._loads if op in self._arriving else self._pages
+        event = lane.arrival(copy, self._group_of[layer])
         if event is not None:
             self._streams.current().wait_event(event)
 
@@ -161,9 +197,10 @@ class CudaTransfer(Transfer):
     def drain(self) -> list[Finished]:
         """Return what has passed since the last call; put what waits into its stream."""
         finished, self._over = self._over, []
-        for lane in (self._loads, self._back_ups):
+        for lane in (self._loads, self._pages, self._back_ups):
             for copy, outcome in lane.over():
                 self._by_op.pop(copy.op, None)
+                self._arriving.pop(copy.op, None)
                 finished.append(self._finished(copy, outcome))
             lane.advance()
         return finished
@@ -171,22 +208,17 @@ class CudaTransfer(Transfer):
     def close(self) -> None:
         """Wait for every copy that was asked for."""
         self._is_closed = True
-        self._loads.finish()
-        self._back_ups.finish()
+        for lane in (self._loads, self._pages, self._back_ups):
+            lane.finish()
 
     # ------------------------------------------------------------ into the streams
 
-    def _load(self, op: OpId, way: _Way, num_pages: int) -> None:
-        self._assert_open()
-        assert op not in self._by_op
-        copy = self._ask(self._loads, op, way, num_pages)
-        if copy is not None:
-            self._by_op[op] = copy
-
-    def _ask(self, lane: Lane, op: OpId, way: _Way, num_pages: int) -> Copy | None:
+    def _ask(
+        self, lane: Lane, op: OpId, way: _Way, num_pages: int, behind: Sequence[Event] = ()
+    ) -> Copy | None:
         """Give a copy to a lane, behind all that was computed so far."""
         try:
-            behind = self._computed_so_far()
+            behind = [*behind, *self._computed_so_far()]
         except RuntimeError:
             logger.exception("the GPU failed; %d pages are not copied", num_pages)
             self._over.append(Finished(op, [False] * num_pages))
@@ -197,12 +229,26 @@ class CudaTransfer(Transfer):
 
     def _parts(self, way: _Way) -> Iterator[Part]:
         """Yield the copies of each layer group: one a run, and not too many together."""
-        chosen = way.chosen
+        is_load = way.target is self._device and way.source is self._host
         for group in way.groups:
+            chosen: Sequence[Run | Stretch] = way.chosen
+            if is_load and self._buffer is not None:
+                width = group.stop - group.start
+                room = self._buffer.numel()
+                chosen = list(stretches(way.chosen, width, room, self._chunk_pages))
             for start in range(0, len(chosen), _PART_PIECES):
                 some = chosen[start : start + _PART_PIECES]
-                put = partial(self._streams.copy, way.target, way.source, some, group)
+                put = partial(self._copy, way, some, group)
                 yield Part(len(some), put, ends_group=start + _PART_PIECES >= len(chosen))
+
+    def _copy(self, way: _Way, chosen: Sequence[Run | Stretch], group: slice) -> None:
+        """Put copies into the stream in use."""
+        found = [item for item in chosen if isinstance(item, Run)]
+        self._streams.copy(way.target, way.source, found, group)
+        for item in chosen:
+            if isinstance(item, Stretch):
+                assert self._buffer is not None
+                self._streams.copy_stretch(way.target, way.source, item, group, self._buffer)
 
     def _finished(self, copy: Copy, outcome: bool) -> Finished:
         seconds = None

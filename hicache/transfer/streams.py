@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hicache.transfer.runs import Run
+from hicache.transfer.staging import Stretch, best_scatter
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +76,15 @@ class Streams(Protocol):
         """
         ...
 
+    def copy_stretch(
+        self, target: Tensor, source: Tensor, stretch: Stretch, part: slice, buffer: Tensor
+    ) -> None:
+        """Put the same part of host neighbours into the stream in use, by way of a buffer.
+
+        ``buffer`` is bytes of the device, enough for all of them, and used in one stream only.
+        """
+        ...
+
 
 class CudaStreams:
     """Streams of one GPU.
@@ -118,6 +128,19 @@ class CudaStreams:
             return
         stream = torch.cuda.current_stream(self._device).cuda_stream
         self._runtime.copy(target, source, chosen, part, stream)
+
+    def copy_stretch(
+        self, target: Tensor, source: Tensor, stretch: Stretch, part: slice, buffer: Tensor
+    ) -> None:
+        """Put a copy and a kernel into the stream in use."""
+        assert self._runtime is not None
+        num_pages, width = len(stretch.targets), part.stop - part.start
+        rows = buffer[: num_pages * width].view(num_pages, width)
+        stream = torch.cuda.current_stream(self._device).cuda_stream
+        self._runtime.copy_packed(rows, source, stretch.source, part, stream)
+        # Torch keeps the pinned memory until the stream has read it.
+        slots = torch.tensor(stretch.targets, dtype=torch.int32).pin_memory()
+        best_scatter()(target, rows, slots.to(self._device, non_blocking=True), part.start)
 
 
 def copy_with_torch(target: Tensor, source: Tensor, chosen: Sequence[Run], part: slice) -> None:
@@ -176,9 +199,24 @@ class Runtime:
                 code = self._copy(to, origin, length * pitch, kind, stream)
             else:
                 code = self._copy_rows(to, pitch, origin, pitch, width, length, kind, stream)
-            if code:
-                self._last_error()  # else torch would raise it at its next launch
-                raise RuntimeError(f"the CUDA runtime refused a copy: error {code}")
+            self._check(code)
+
+    def copy_packed(
+        self, rows: Tensor, source: Tensor, first: int, part: slice, stream: int
+    ) -> None:
+        """Put a part of neighbouring pages, from slot ``first`` on, together into ``rows``."""
+        num_pages, width = rows.shape
+        pitch = source.shape[1]
+        origin = source.data_ptr() + first * pitch + part.start
+        kind = 2 * source.is_cuda + rows.is_cuda
+        self._check(
+            self._copy_rows(rows.data_ptr(), width, origin, pitch, width, num_pages, kind, stream)
+        )
+
+    def _check(self, code: int) -> None:
+        if code:
+            self._last_error()  # else torch would raise it at its next launch
+            raise RuntimeError(f"the CUDA runtime refused a copy: error {code}")
 
 
 def load_runtime() -> Runtime | None:

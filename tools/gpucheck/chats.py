@@ -43,7 +43,10 @@ def run(room: Room, report: Report) -> None:
     """Run the same load on each server."""
     load = SMALL if room.is_small else FULL
     loaded = random_llama(room.device)
-    report.note(f"{load.num_chats} chats of {load.num_rounds} turns; L3 is {storage_backend()[1]}")
+    report.note(
+        f"{load.num_chats} chats of {load.num_rounds} turns; attention by {loaded.attention}"
+    )
+    report.note(f"L3 is {storage_backend()[1]}")
     all_pages = load.working_set_pages
     base_s = 0.0
     for tiers, title in TIERS.items():

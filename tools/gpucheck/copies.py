@@ -14,6 +14,7 @@ from hicache.pools import CudaRegistrar, DevicePool, HostPool
 from hicache.tools.gpucheck.findings import Report
 from hicache.tools.gpucheck.running import Room
 from hicache.transfer import CudaTransfer, Transfer, open_transfer
+from hicache.transfer.staging import warm_up
 from hicache.transfer.streams import CudaStreams
 
 _LAYERS = 32
@@ -21,6 +22,7 @@ _KIB = 1024
 _PAGES = (64 * _KIB, 256 * _KIB, 1024 * _KIB, 8192 * _KIB)
 _SMALL_PAGES = (64 * _KIB, 256 * _KIB)
 _NBYTES = 2 << 30
+_STAGING_NBYTES = 64 * 10**6
 _SMALL_NBYTES = 8 << 20
 
 
@@ -42,7 +44,9 @@ class Pools:
     transfer: Transfer
 
     @classmethod
-    def open(cls, room: Room, page_nbytes: int, num_groups: int | None = None) -> "Pools":
+    def open(
+        cls, room: Room, page_nbytes: int, num_groups: int | None = None, staging_nbytes: int = 0
+    ) -> "Pools":
         """Reserve them; ``num_groups`` replaces the number of layer groups."""
         layout = KVLayout(_LAYERS, 1, page_nbytes // (_LAYERS * 2 * 16 * 2), "bfloat16", 16)
         assert layout.page_nbytes == page_nbytes
@@ -51,7 +55,12 @@ class Pools:
         host = HostPool(layout, num_pages, CudaRegistrar() if device.is_cuda else None)
         if device.is_cuda:
             streams = CudaStreams(device.pages.device)
-            return cls(device, host, CudaTransfer(device, host, streams, num_groups))
+            if staging_nbytes:
+                warm_up(device.pages.device)
+            transfer = CudaTransfer(
+                device, host, streams, num_groups, staging_nbytes=staging_nbytes
+            )
+            return cls(device, host, transfer)
         return cls(device, host, open_transfer(device, host))
 
     @property
@@ -82,13 +91,45 @@ def _check_size(room: Room, report: Report, page_nbytes: int) -> None:
             _share(report, f"{name}, {order}, load in {groups} layer groups", back, plain_in)
     finally:
         pools.close()
-    if pools.device.is_cuda and pools.transfer.num_layer_groups > 1:
-        pools = Pools.open(room, page_nbytes, num_groups=1)
-        try:
-            _, whole = _rates(pools, _slots(pools.num_pages, "shuffled"))
+    if pools.device.is_cuda:
+        if pools.transfer.num_layer_groups > 1:
+            whole = _load_rate(room, report, page_nbytes, "shuffled", num_groups=1)
             _share(report, f"{name}, shuffled, load in one piece", whole, plain_in)
-        finally:
-            pools.close()
+        _decide_on_staging(room, report, page_nbytes, name)
+
+
+def _load_rate(
+    room: Room,
+    report: Report,
+    page_nbytes: int,
+    order: str,
+    num_groups: int | None = None,
+    staging_nbytes: int = 0,
+) -> float:
+    """Return GB/s of loads in other pools; with a buffer, check their bytes as well."""
+    pools = Pools.open(room, page_nbytes, num_groups, staging_nbytes)
+    try:
+        if staging_nbytes:
+            check_bytes(
+                pools,
+                report,
+                f"{page_nbytes // _KIB} KiB a page, by way of the buffer",
+                of_neighbours=True,
+            )
+        return _rates(pools, _slots(pools.num_pages, order))[1]
+    finally:
+        pools.close()
+
+
+def _decide_on_staging(room: Room, report: Report, page_nbytes: int, name: str) -> None:
+    """Load host neighbours into scattered slots, without the buffer and with it."""
+    order = "scattered from neighbours"
+    plainly = _load_rate(room, report, page_nbytes, order)
+    staged = _load_rate(room, report, page_nbytes, order, staging_nbytes=_STAGING_NBYTES)
+    report.figure(f"{name}, {order}", plainly, "GB/s")
+    report.figure(f"{name}, {order}, by way of the buffer", staged, "GB/s")
+    pays = "pays" if staged > 1.1 * plainly else "does not pay"
+    report.note(f"{name}: cache.device.staging_mb = {_STAGING_NBYTES // 10**6} {pays}")
 
 
 def _share(report: Report, name: str, rate: float, plain: float) -> None:
@@ -98,7 +139,7 @@ def _share(report: Report, name: str, rate: float, plain: float) -> None:
 # ---------------------------------------------------------------- are the bytes right?
 
 
-def check_bytes(pools: Pools, report: Report, name: str) -> None:
+def check_bytes(pools: Pools, report: Report, name: str, *, of_neighbours: bool = False) -> None:
     """Send half of L1 down and back into other slots, while the other half is written to."""
     generator = torch.Generator().manual_seed(1)
     order = torch.randperm(pools.num_pages, generator=generator)
@@ -106,6 +147,8 @@ def check_bytes(pools: Pools, report: Report, name: str) -> None:
     sent, others = order[:half], order[half:]
     back = sent[torch.randperm(half, generator=generator)]
     on_host = torch.randperm(pools.num_pages, generator=generator)[:half]
+    if of_neighbours:
+        on_host = torch.arange(half)
     raw = pools.device.pages.view(-1).view(torch.uint8).view(pools.num_pages, -1)
     raw.random_(0, 256)
     expected = raw[sent.to(raw.device)].cpu()
@@ -232,6 +275,8 @@ def _slots(num_pages: int, order: str) -> tuple["array[int]", "array[int]"]:
         return _array(numbers), _array(numbers)
     generator = torch.Generator().manual_seed(2)
     shuffled = torch.randperm(num_pages, generator=generator)
+    if order == "scattered from neighbours":
+        return _array(shuffled), _array(numbers)
     return _array(shuffled), _array(torch.randperm(num_pages, generator=generator))
 
 

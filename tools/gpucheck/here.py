@@ -21,7 +21,7 @@ def run(room: Room, report: Report) -> None:
     report.note(f"Python {platform.python_version()}, {platform.platform()}")
     report.note(", ".join(_version(name) for name in _VERSIONS))
     for name in missing():
-        report.note(f"{name} is not installed: without it no {FOR_WHAT[name]}")
+        report.note(f"{name} is not installed ({FOR_WHAT[name]})")
     report.note(f"{machine.num_cpus()} processors: {machine.cpu_model()}")
     report.figure("memory that is available", machine.available_nbytes() / 1e9, "GB")
     report.figure("memory in all, or of the cgroup", machine.total_nbytes() / 1e9, "GB")

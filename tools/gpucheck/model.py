@@ -12,8 +12,10 @@ from tokenizers import Tokenizer, models
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from hicache.engine.attention import NAME
+from hicache.engine.attention_choice import choose_attention
 from hicache.engine.engine import Engine
-from hicache.engine.model import KVShape, LoadedModel
+from hicache.engine.loading import checked
+from hicache.engine.model import LoadedModel
 from hicache.engine.probe import observe
 from hicache.engine.quiet import quiet_transformers
 from hicache.tools.turns import Turn, greedy, take_turn
@@ -56,8 +58,8 @@ def random_llama(device: str, *, is_tiny: bool | None = None) -> LoadedModel:
         model = auto.from_config(config, dtype=dtype).eval().requires_grad_(False)
         model.set_attn_implementation(NAME)
     assert isinstance(model, PreTrainedModel)
-    kv: KVShape = observe("random llama", model)
-    return LoadedModel(
+    kv = observe("random llama", model)
+    loaded = LoadedModel(
         name="random-llama",
         directory=_directory_of_weights(),
         model=model,
@@ -68,7 +70,9 @@ def random_llama(device: str, *, is_tiny: bool | None = None) -> LoadedModel:
         context_tokens=int(own["max_position_embeddings"]),
         vocab_size=int(own["vocab_size"]),
         eos_token_ids=frozenset(),
+        attention=choose_attention("auto", where, dtype, dtype, kv.head_dim),
     )
+    return checked(loaded)
 
 
 def _directory_of_weights() -> Path:

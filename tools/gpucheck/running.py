@@ -8,10 +8,11 @@ import importlib
 import importlib.util
 import logging
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -20,19 +21,23 @@ from hicache.tools.gpucheck.findings import Report
 logger = logging.getLogger("hicache.gpucheck")
 
 SECTIONS: dict[str, float] = {
-    "here": 20.0,
+    "here": 25.0,
+    "attention": 120.0,
     "copies": 80.0,
     "tiers": 120.0,
     "chats": 95.0,
     "leaks": 35.0,
 }
-"""Seconds that each may take, in the order in which they run: 470 in all. Most stop in good time
+"""Seconds that each may take, in the order in which they run: 475 in all. Most stop in good time
 by themselves (``Room.is_over``) and say what they left out."""
 
 _LEFT_FOR_THE_END = 0.8
 """Share of its time after which a section begins nothing new."""
 
 _MARK = "gpucheck-report:"
+
+CHILD = (sys.executable, "-m", "hicache.tools.gpucheck.child")
+"""Followed by a section and a device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +79,11 @@ def why_not(device: str) -> str | None:
     return None if index < torch.cuda.device_count() else f"there is no {device} here"
 
 
-def run_here(name: str, device: str) -> Report:
+def run_here(name: str, device: str, report_type: type[Report] = Report) -> Report:
     """Run a section in this process. An exception is its end, and is reported."""
     from hicache.tools.gpucheck import standins
 
-    report = Report(name, SECTIONS[name])
+    report = report_type(name, SECTIONS[name])
     started = time.monotonic()
     room = Room(device, started + SECTIONS[name] * _LEFT_FOR_THE_END)
     try:
@@ -95,33 +100,64 @@ def run_here(name: str, device: str) -> Report:
     return report
 
 
-def run_apart(name: str, device: str) -> Report:
-    """Run a section in a process of its own, and end that when its time is over."""
-    print(f"gpucheck: {name}, up to {SECTIONS[name]:.0f} s …", file=sys.stderr, flush=True)
-    started = time.monotonic()
-    command = [sys.executable, "-m", "hicache.tools.gpucheck.child", name, device]
-    why = ""
-    try:
-        done = subprocess.run(
-            command,
-            stdout=subprocess.PIPE,
-            text=True,
-            check=False,
-            timeout=SECTIONS[name],
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        )
-        for line in reversed(done.stdout.splitlines()):
-            if line.startswith(_MARK):
-                report = Report.read(line.removeprefix(_MARK))
-                report.seconds = time.monotonic() - started
-                return report
-        why = f"its process ended with code {done.returncode} and said nothing"
-    except subprocess.TimeoutExpired:
-        why = f"it did not end in {SECTIONS[name]:.0f} s and was killed"
-    seconds = time.monotonic() - started
-    return Report(name, SECTIONS[name], seconds, status="died", why=why)
+class ToldReport(Report):
+    """A report that is told whenever it grows, for a process that may be killed."""
+
+    __slots__ = ()
+
+    def result(self, name: str, is_right: bool, detail: str = "") -> None:
+        """Note whether something is right."""
+        super().result(name, is_right, detail)
+        tell(self)
+
+    def figure(self, name: str, value: float, unit: str) -> None:
+        """Note a measured value."""
+        super().figure(name, value, unit)
+        tell(self)
+
+    def note(self, text: str) -> None:
+        """Note what a reader must know."""
+        super().note(text)
+        tell(self)
 
 
 def tell(report: Report) -> None:
     """Hand a report over to the process that ran this one."""
     print(f"{_MARK}{report.written()}", flush=True)
+
+
+def run_apart(
+    name: str, device: str, command: Sequence[str] = CHILD, budget_s: float | None = None
+) -> Report:
+    """Run a section in a process of its own, and end that when its time is over.
+
+    ``command`` and ``budget_s`` are replaced by tests.
+    """
+    budget_s = SECTIONS[name] if budget_s is None else budget_s
+    print(f"gpucheck: {name}, up to {budget_s:.0f} s …", file=sys.stderr, flush=True)
+    started = time.monotonic()
+    with subprocess.Popen(
+        [*command, name, device], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=budget_s)
+            why = f"its process ended with code {process.returncode}"
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # a compiler may run below it
+            output, _ = process.communicate()
+            why = f"it did not end in {budget_s:.0f} s and was killed"
+    report = _last_told(output) or Report(name, SECTIONS[name])
+    if not report.seconds:  # only told at the end
+        report.status, report.why = "died", why
+    report.seconds = time.monotonic() - started
+    return report
+
+
+def _last_told(output: str) -> Report | None:
+    for line in reversed(output.splitlines()):
+        if line.startswith(_MARK):
+            try:
+                return Report.read(line.removeprefix(_MARK))
+            except ValueError:
+                continue  # cut short
+    return None

@@ -2,8 +2,12 @@
 
 For the check's own processes only, where nothing can be installed. Settings are not validated,
 checksums are another hash (and slower): right for a check, wrong for a server.
+
+They are there only while HiCache's own modules are imported: transformers looks whether such
+packages are installed, and must find that they are not.
 """
 
+import importlib
 import importlib.util
 import sys
 from hashlib import blake2b
@@ -29,26 +33,60 @@ def missing() -> list[str]:
     return [name for name in FOR_WHAT if not _is_there(name)]
 
 
+_OF_TRANSFORMERS = (
+    "AttentionInterface",
+    "AutoConfig",
+    "AutoModelForCausalLM",
+    "AutoTokenizer",
+    "LlamaForCausalLM",
+    "PreTrainedConfig",
+    "PreTrainedModel",
+    "PreTrainedTokenizerBase",
+    "PreTrainedTokenizerFast",
+)
+_OURS = (
+    "hicache.config",
+    "hicache.codec",
+    "hicache.plugins",
+    "hicache.cache",
+    "hicache.backends.memory",
+    "hicache.engine.engine",
+)
+"""Modules that import what is stood in for, themselves or through others."""
+
+
 def install() -> list[str]:
-    """Stand in for what is missing and is imported unasked; return its names."""
+    """Import our modules, with stand-ins for what they lack; return the names of those."""
     makers = {"pydantic": _pydantic, "xxhash": _xxhash, "rich": _rich}
     replaced = [name for name in makers if not _is_there(name)]
-    for name in replaced:
-        for module in makers[name]():
-            sys.modules[module.__name__] = module
+    if not replaced:
+        return []
+    transformers = importlib.import_module("transformers")
+    for name in _OF_TRANSFORMERS:
+        getattr(transformers, name)  # imported when it is first looked at
+    standing_in = [module for name in replaced for module in makers[name]()]
+    for module in standing_in:
+        sys.modules[module.__name__] = module
+    try:
+        for name in _OURS:
+            importlib.import_module(name)
+        if _is_there("aiofiles"):
+            importlib.import_module("hicache.backends.file")
+        if _is_there("lmdb"):
+            importlib.import_module("hicache.backends.lmdb")
+    finally:
+        for module in standing_in:
+            del sys.modules[module.__name__]
     return replaced
 
 
 def _is_there(name: str) -> bool:
-    if name in sys.modules:
-        module = sys.modules[name]
-        return hasattr(module, "__name__") and not hasattr(module, "is_stand_in")
     return importlib.util.find_spec(name) is not None
 
 
 def _module(name: str, **content: object) -> ModuleType:
     module = ModuleType(name)
-    vars(module).update(content, is_stand_in=True)
+    vars(module).update(content)
     return module
 
 

@@ -49,7 +49,7 @@ def run(room: Room, report: Report) -> None:
     """Measure every tier at every length."""
     sizes = SMALL if room.is_small else FULL
     loaded = random_llama(room.device)
-    report.note(f"L3 is {storage_backend()[1]}")
+    report.note(f"attention by {loaded.attention}; L3 is {storage_backend()[1]}")
     times: dict[int, dict[str, float]] = {}
     for prefix_tokens, rounds in zip(sizes.prefixes, sizes.rounds, strict=True):
         if room.is_over:
@@ -178,8 +178,10 @@ def _break_even(
     matrix = torch.stack([torch.ones_like(lengths), lengths], dim=1)
     wanted = torch.tensor(saved, dtype=torch.float64)[:, None]
     offset, slope = torch.linalg.lstsq(matrix, wanted).solution[:, 0].tolist()
+    where = f"a prefix {_where(tier)}"
     if slope <= 0:
-        report.note(f"reloading from {_where(tier)[3:]} is not faster at any length measured")
+        num_faster = sum(seconds > 0 for seconds in saved)
+        report.note(f"{where} is faster at {num_faster} of {len(saved)} lengths, without a trend")
         return
     length = max(float(page_size), -offset / slope)
     report.figure(f"break-even length, prefix {_where(tier)}", length, "tokens, by a fitted line")
