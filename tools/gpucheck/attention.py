@@ -17,7 +17,7 @@ _LAYERS = 3
 _LAYER = 1
 """The one that attends: the others' bytes must not change."""
 
-_MIXED = ((17, 0), (1, 130), (64, 200), (5, 63), (1, 0), (200, 1000))
+_MIXED = ((17, 0), (1, 130), (40, 200), (5, 63), (1, 0), (70, 1000))
 _DECODES = ((1, 0), (1, 15), (1, 16), (1, 511), (1, 77), (1, 1200))
 """New tokens of each sequence, and those that are in its pages already."""
 

@@ -23,7 +23,7 @@ _PAGES = (64 * _KIB, 256 * _KIB, 1024 * _KIB, 8192 * _KIB)
 _SMALL_PAGES = (64 * _KIB, 256 * _KIB)
 _NBYTES = 2 << 30
 _STAGING_NBYTES = 64 * 10**6
-_SMALL_NBYTES = 8 << 20
+_SMALL_NBYTES = 4 << 20
 
 
 def run(room: Room, report: Report) -> None:

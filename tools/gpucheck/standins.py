@@ -57,7 +57,7 @@ _OURS = (
 
 def install() -> list[str]:
     """Import our modules, with stand-ins for what they lack; return the names of those."""
-    makers = {"pydantic": _pydantic, "xxhash": _xxhash, "rich": _rich}
+    makers = {"pydantic": _pydantic, "xxhash": _xxhash, "rich": _rich, "zstandard": _zstandard}
     replaced = [name for name in makers if not _is_there(name)]
     if not replaced:
         return []
@@ -148,6 +148,19 @@ class AfterValidator:
         self.check = check
 
 
+class Text(str):
+    """A kind of value that is not looked at."""
+
+    __slots__ = ()
+
+
+def _other(name: str) -> object:
+    """Return what stands in for whatever else is imported: a kind of value, or a decorator."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return Text if name[0].isupper() else lambda *_, **__: lambda method: method
+
+
 def _pydantic() -> list[ModuleType]:
     numbers = {
         "NonNegativeFloat": float,
@@ -163,6 +176,7 @@ def _pydantic() -> list[ModuleType]:
             Field=Default,
             AfterValidator=AfterValidator,
             ValidationError=ValidationError,
+            __getattr__=_other,
             **numbers,
         )
     ]
@@ -174,8 +188,8 @@ def _pydantic() -> list[ModuleType]:
 class xxh3_64:
     """64 bits that depend on all bytes, not those of xxh3."""
 
-    def __init__(self, data: Any = b"") -> None:
-        self._hash = blake2b(data, digest_size=8)
+    def __init__(self, data: Any = b"", seed: int = 0) -> None:
+        self._hash = blake2b(data, digest_size=8, salt=seed.to_bytes(8, "little"))
 
     def update(self, data: Any) -> None:
         """Take more bytes."""
@@ -191,8 +205,8 @@ class xxh3_64:
 
 
 def _xxhash() -> list[ModuleType]:
-    def xxh3_64_intdigest(data: Any) -> int:
-        return xxh3_64(data).intdigest()
+    def xxh3_64_intdigest(data: Any, seed: int = 0) -> int:
+        return xxh3_64(data, seed).intdigest()
 
     return [_module("xxhash", xxh3_64=xxh3_64, xxh3_64_intdigest=xxh3_64_intdigest)]
 
@@ -215,3 +229,11 @@ class Nothing:
 
 def _rich() -> list[ModuleType]:
     return [_module("rich"), _module("rich.console", Console=Nothing)]
+
+
+# ---------------------------------------------------------------- zstandard
+
+
+def _zstandard() -> list[ModuleType]:
+    kinds = dict.fromkeys(("ZstdCompressor", "ZstdDecompressor"), Nothing)
+    return [_module("zstandard", ZstdError=ValueError, **kinds)]
