@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from hicache.storage import StorageBackend
-from hicache.testing.model import MANY_NAMES, Model
+from hicache.testing.model import MANY_NAMES, NAMES, Model
 from hicache.testing.records import Subject
 
-NAMES = st.lists(st.sampled_from(MANY_NAMES), max_size=6)
+SOME_NAMES = st.lists(st.sampled_from(NAMES), max_size=6)
 TURNS = st.integers(0, 6)
 
 
@@ -46,23 +46,23 @@ class BackendMachine(RuleBasedStateMachine):
         backend = self._run(self._opened())
         self._model = Model(Subject(backend, self._reopened), may_evict=self.may_evict)
 
-    @rule(names=NAMES)
+    @rule(names=SOME_NAMES)
     def put(self, names: list[int]) -> None:
         self._run(self._model.put(names))
 
-    @rule(names=NAMES)
+    @rule(names=SOME_NAMES)
     def get(self, names: list[int]) -> None:
         self._run(self._model.get(names))
 
-    @rule(names=NAMES)
+    @rule(names=SOME_NAMES)
     def contains(self, names: list[int]) -> None:
         self._run(self._model.contains(names))
 
-    @rule(names=NAMES)
+    @rule(names=SOME_NAMES)
     def delete(self, names: list[int]) -> None:
         self._run(self._model.delete(names))
 
-    @rule(names=NAMES)
+    @rule(names=SOME_NAMES)
     def touch(self, names: list[int]) -> None:
         self._run(self._model.touch(names))
 
@@ -79,11 +79,11 @@ class BackendMachine(RuleBasedStateMachine):
     def reopen(self) -> None:
         self._run(self._model.reopen())
 
-    @rule(names=NAMES, num_turns=TURNS)
+    @rule(names=SOME_NAMES, num_turns=TURNS)
     def cancel_a_get(self, names: list[int], num_turns: int) -> None:
         self._run(self._model.cancelled_get(names, num_turns))
 
-    @rule(names=NAMES, num_turns=TURNS)
+    @rule(names=SOME_NAMES, num_turns=TURNS)
     def cancel_a_put(self, names: list[int], num_turns: int) -> None:
         self._run(self._model.cancelled_put(names, num_turns))
 
@@ -93,7 +93,7 @@ class BackendMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
-            self._run(self._model.get(MANY_NAMES[:60]))
+            self._run(self._model.get(NAMES))
             self._run(self._model.store.backend.close())
         finally:
             self._runner.close()

@@ -75,7 +75,7 @@ class Model:
 
     async def scan(self) -> None:
         """Look at everything there is."""
-        by_key = {key(name): name for name in self.names}
+        by_key = {key(name): name for name in MANY_NAMES}
         found = await self.store.scan(16)
         expect("records that scan yielded twice", len(found) - len(dict(found)), 0)
         for found_key, header in found:
