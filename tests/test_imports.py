@@ -7,6 +7,8 @@ import sys
 import pytest
 
 STACK = ["torch", "transformers", "fastapi", "flashinfer"]
+STORE = ("exporting", "importing", "ls", "removing", "stat", "texts", "verify")
+"""The commands of ``hicache store``."""
 
 
 def loaded_by(statement: str) -> list[str]:
@@ -34,6 +36,7 @@ def loaded_by(statement: str) -> list[str]:
         "hicache.backends.lmdb",
         "hicache.backends.memory",
         "hicache.tools.replay.command",
+        *(f"hicache.tools.store.{name}" for name in STORE),
     ],
 )
 def test_a_module_brings_in_no_gpu_stack(module: str) -> None:
@@ -47,6 +50,7 @@ def test_a_module_brings_in_no_gpu_stack(module: str) -> None:
         ["bench", "--help"],
         ["backends", "list"],
         ["replay", "--help"],
+        ["store", "import", "--help"],
         ["trace", "generate", "chat", "--sessions", "1"],
     ],
 )

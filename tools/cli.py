@@ -17,6 +17,7 @@ import hicache
 from hicache.config import load
 from hicache.errors import ConfigError, HiCacheError
 from hicache.tools.replay.options import replay
+from hicache.tools.store import command as store_command
 from hicache.tools.traces import command as trace_command
 
 ENGINE = ("fastapi", "jinja2", "safetensors", "torch", "transformers", "uvicorn")
@@ -34,6 +35,7 @@ app.command()(replay)
 app.add_typer(bench, name="bench")
 app.add_typer(backends, name="backends")
 app.add_typer(trace_command.app, name="trace")
+app.add_typer(store_command.app, name="store")
 
 Json = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Write the figures to this file too.")

@@ -164,7 +164,7 @@ class Store:
 
     def snapshot(self) -> tuple[Snapshot, NDArray[np.intp]]:
         """Return every record, and the order in which they lie on disk."""
-        snapshot = self._index.snapshot()
+        snapshot = self._index.gather()
         return snapshot, np.lexsort((snapshot.entries["offset"], snapshot.entries["segment"]))
 
     def listed(
