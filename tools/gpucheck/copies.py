@@ -45,12 +45,17 @@ class Pools:
 
     @classmethod
     def open(
-        cls, room: Room, page_nbytes: int, num_groups: int | None = None, staging_nbytes: int = 0
+        cls,
+        room: Room,
+        page_nbytes: int,
+        num_groups: int | None = None,
+        staging_nbytes: int = 0,
+        nbytes: int = _NBYTES,
     ) -> "Pools":
         """Reserve them; ``num_groups`` replaces the number of layer groups."""
         layout = KVLayout(_LAYERS, 1, page_nbytes // (_LAYERS * 2 * 16 * 2), "bfloat16", 16)
         assert layout.page_nbytes == page_nbytes
-        num_pages = max(8, (_SMALL_NBYTES if room.is_small else _NBYTES) // page_nbytes)
+        num_pages = max(8, (_SMALL_NBYTES if room.is_small else nbytes) // page_nbytes)
         device = DevicePool(layout, num_pages, room.device)
         host = HostPool(layout, num_pages, CudaRegistrar() if device.is_cuda else None)
         if device.is_cuda:

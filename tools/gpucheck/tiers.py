@@ -13,6 +13,7 @@ from statistics import median
 
 import torch
 
+from hicache import machine
 from hicache.engine.engine import Engine
 from hicache.engine.model import LoadedModel
 from hicache.events import OpId
@@ -24,6 +25,9 @@ from hicache.tools.gpucheck.opening import engine_of, storage_backend
 from hicache.tools.gpucheck.running import Room
 from hicache.tools.turns import Turn
 from hicache.transfer import Transfer, open_transfer
+
+_SETTLE_S = 0.3
+"""In which back-ups end, so that a load is measured by itself."""
 
 TIERS = ("computed", "device", "host", "storage")
 
@@ -55,6 +59,10 @@ def run(room: Room, report: Report) -> None:
         if room.is_over:
             report.note(f"{prefix_tokens:,} tokens and more were left out: no time")
             break
+        needed = 5 * loaded.layout_for(sizes.page_size).token_nbytes * prefix_tokens
+        if needed > 0.7 * machine.available_nbytes():
+            report.note(f"{prefix_tokens:,} tokens and more need {needed / 1e9:.0f} GB of memory")
+            break
         times[prefix_tokens] = _measure(room, report, loaded, sizes, prefix_tokens, rounds)
         if {"device", "host"} <= times[prefix_tokens].keys():
             _hidden(room, report, loaded, sizes, prefix_tokens, times[prefix_tokens])
@@ -72,7 +80,7 @@ def _measure(
     settings = {
         "cache.device.size": f"{prompt_pages + 2}p",  # one prompt pushes the other out
         "cache.host.size": f"{4 * prompt_pages + 64}p",
-        "cache.storage.size": f"{64 * prompt_pages + 1024}p",
+        "cache.storage.size": f"{16 * prompt_pages + 1024}p",
         "cache.storage.prefetch": "wait_complete",
         "engine.chunk_tokens": sizes.chunk_tokens,
         "engine.fixed_chunks": True,
@@ -99,6 +107,8 @@ def _round(engine: Engine, prompt: list[int], other: list[int], num_tokens: int)
     turns = {"computed": ask(engine, prompt, num_tokens)}
     turns["device"] = ask(engine, prompt, num_tokens)
     ask(engine, other, num_tokens)  # which sends it to L2
+    if engine.model.device.type == "cuda":
+        time.sleep(_SETTLE_S)
     turns["host"] = ask(engine, prompt, num_tokens)
     engine.flush(60.0)  # which leaves it in L3 only
     turns["storage"] = ask(engine, prompt, num_tokens)
