@@ -1,4 +1,4 @@
-"""Random loads with random settings: every page is accounted for, and the planner stays straight."""
+"""Random loads with random settings: every page is accounted for, the planner stays straight."""
 
 import math
 import random
