@@ -169,10 +169,10 @@ class _Placed:
     @classmethod
     def of(cls, table: PageTable, device: torch.device) -> "_Placed":
         return cls(
-            pinned(torch.from_numpy(table.query_indptr)),
-            pinned(torch.from_numpy(table.indptr)),
+            pinned(torch.from_numpy(table.query_indptr), device),
+            pinned(torch.from_numpy(table.indptr), device),
             place(table.indices, device),
-            pinned(torch.from_numpy(table.last_page_len)),
+            pinned(torch.from_numpy(table.last_page_len), device),
         )
 
 

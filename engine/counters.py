@@ -33,6 +33,8 @@ class Counters:
 
     num_steps: int = 0
     num_failed_steps: int = 0
+    num_out_of_memory: int = 0
+    """Steps that the device had no memory for, and that were tried again smaller."""
     step_seconds: float = 0.0
     """Wall clock of steps in which something was computed."""
     step_cpu_seconds: float = 0.0
@@ -56,6 +58,21 @@ class Counters:
         default_factory=lambda: {tier: Histogram() for tier in get_args(HitTier)}
     )
     """Time to first token, by the slowest tier that the request hit."""
+
+    def totals(self) -> dict[str, object]:
+        """Return what /server_info says of them."""
+        return {
+            "num_steps": self.num_steps,
+            "num_failed_steps": self.num_failed_steps,
+            "num_out_of_memory": self.num_out_of_memory,
+            "num_preemptions": self.num_preemptions,
+            "num_prompt_tokens": self.num_prompt_tokens,
+            "num_computed_tokens": self.num_computed_tokens,
+            "num_output_tokens": self.num_output_tokens,
+            "hit_tokens": dict(self.hit_tokens),
+            "step_seconds": self.step_seconds,
+            "step_cpu_seconds": self.step_cpu_seconds,
+        }
 
     def count_hit(self, hit: HitTokens, num_prompt_tokens: int) -> None:
         """Count what a request that begins need not compute."""

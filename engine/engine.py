@@ -9,8 +9,8 @@ import logging
 import threading
 import time
 from array import array
-from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -27,9 +27,11 @@ from hicache.engine.generation import Generation
 from hicache.engine.largest_batch import run_largest_batch
 from hicache.engine.loading import load_model
 from hicache.engine.model import LoadedModel
+from hicache.engine.namespaces import Namespaces
 from hicache.engine.opening import open_hicache
 from hicache.engine.outputs import SamplingParams
 from hicache.engine.prompts import checked
+from hicache.engine.recovery import is_device_error, is_device_well, one_line, release_memory
 from hicache.engine.requests import Request
 from hicache.engine.runner import ModelRunner
 from hicache.engine.sampling import Sampler
@@ -38,10 +40,6 @@ from hicache.engine.stepping import Stepper
 from hicache.engine.stopping import Answer
 from hicache.errors import HiCacheError
 from hicache.events import RequestId
-from hicache.keys import NamespaceDigest
-
-MAX_NAMESPACES = 10_000
-"""Salts whose digest is remembered; a forgotten one is only opened again."""
 
 POLL_S = 0.02
 """How often an engine without requests looks what its cache has finished, at first."""
@@ -77,12 +75,16 @@ class Engine:
         model: LoadedModel | None = None,
         *,
         open_cache: OpenCache = open_hicache,
+        is_device_well: Callable[[torch.device], bool] = is_device_well,
     ) -> None:
         """Load the model, unless one is given, open the cache and start.
 
         Raises ``ConfigError`` in one line for what cannot work.
         """
         self.config = config
+        self.failure: str | None = None
+        """Why it cannot go on, if the device failed."""
+        self._is_device_well = is_device_well
         self.model = load_model(config.engine) if model is None else model
         self.model_name = config.server.model_name or self.model.name
         self.tokenizer = self.model.tokenizer
@@ -95,9 +97,9 @@ class Engine:
         self.num_device_pages = len(self.cache.device_pages)
         if self.model.prefill_tokens_per_s:  # until it is measured on real prompts
             self.cache.measured(round(self.model.prefill_tokens_per_s), 1.0)
-        self._namespaces: OrderedDict[str | None, NamespaceDigest] = OrderedDict()
+        self._namespaces = Namespaces(self.cache, self.model, self.layout)
         self._stepper = self._make_stepper()
-        self._namespace(None)
+        self._namespaces.digest(None)
         self._sequence = count()
         self._changed = threading.Condition()
         self._arrivals: deque[Request] = deque()
@@ -145,7 +147,7 @@ class Engine:
         request.salt, request.priority = salt, priority
         with self._changed:
             if self._is_closing:
-                raise EngineClosed("the engine is shutting down")
+                raise EngineClosed(self.failure or "the engine is shutting down")
             if self.num_waiting >= self.config.engine.max_waiting:
                 raise QueueFull(f"{self.num_waiting} requests are waiting: try again later")
             self._arrivals.append(request)
@@ -215,25 +217,17 @@ class Engine:
 
     def info(self) -> dict[str, object]:
         """Return what /server_info says."""
-        counters = self.counters
         return {
             "model": self.model_name,
             "device": str(self.model.device),
             "dtype": self.layout.dtype,
+            "attention": self.model.attention,
             "page_size": self.page_size,
             "context_tokens": self.context_tokens,
             "max_total_num_tokens": self.num_device_pages * self.page_size,
             "num_waiting": self.num_waiting,
             "num_running": self.num_running,
-            "num_steps": counters.num_steps,
-            "num_failed_steps": counters.num_failed_steps,
-            "num_preemptions": counters.num_preemptions,
-            "num_prompt_tokens": counters.num_prompt_tokens,
-            "num_computed_tokens": counters.num_computed_tokens,
-            "num_output_tokens": counters.num_output_tokens,
-            "hit_tokens": dict(counters.hit_tokens),
-            "step_seconds": counters.step_seconds,
-            "step_cpu_seconds": counters.step_cpu_seconds,
+            **self.counters.totals(),
             "cache_seconds": self.cache_seconds,
             "cache": self.cache.describe(),
         }
@@ -247,12 +241,33 @@ class Engine:
                 is_going = self._turn()
             except Exception as error:
                 logger.exception("a step failed")
-                self._stepper.fail(error)
-                if self.model.device.type == "cuda":
-                    torch.cuda.empty_cache()  # what the failed forward had, if memory ran out
-                if self._stepper.is_idle:
-                    time.sleep(POLL_S)  # what fails without a request will fail again
+                is_going = self._recover(error)
         self._shut()
+
+    def _recover(self, error: Exception) -> bool:
+        """Go on after a step that raised; False where the device cannot."""
+        if not is_device_error(error):
+            self._stepper.fail(error)
+            release_memory()
+        elif self._is_device_well(self.model.device):
+            self._stepper.try_again(error)
+        else:
+            self._give_up(error)
+            return False
+        if self._stepper.is_idle:
+            time.sleep(POLL_S)  # what fails without a request will fail again
+        return True
+
+    def _give_up(self, error: Exception) -> None:
+        """Refuse all there is and will be: a GPU that failed needs another process."""
+        self.failure = f"the device failed, this server must be restarted: {one_line(error)}"
+        logger.critical("%s", self.failure)
+        with self._changed:
+            self._is_closing = True
+            self._close_timeout_s = self.config.server.shutdown_s
+        self._stepper.end_all("error", self.failure)
+        while self._arrivals:
+            self._stepper.end_unbegun(self._arrivals.popleft(), self.failure)
 
     def _turn(self) -> bool:
         """Take in what came, and step once or sleep; False when it is time to end."""
@@ -272,6 +287,10 @@ class Engine:
             self._drop(self._aborts.popleft())
         if self._flushes:
             self._try_flush()
+        self._begin_arrivals()
+
+    def _begin_arrivals(self) -> None:
+        """Also called while a forward computes, so that fetching ahead begins at once."""
         while self._arrivals and not self._flushes and not self._is_closing:
             self._stepper.add(self._arrivals.popleft())
 
@@ -363,17 +382,11 @@ class Engine:
             fixed_chunks=settings.fixed_chunks,
         )
         runner = ModelRunner(self.model, self.cache.device_pages)
-        return Stepper(self.cache, runner, scheduler, self._namespace)
-
-    def _namespace(self, salt: str | None) -> NamespaceDigest:
-        digest = self._namespaces.get(salt)
-        if digest is None:
-            digest = self.cache.open_namespace(self.model.namespace(self.layout, salt))
-            self._namespaces[salt] = digest
-            if len(self._namespaces) > MAX_NAMESPACES:
-                self._namespaces.popitem(last=False)
-        self._namespaces.move_to_end(salt)
-        return digest
+        if settings.cuda_graphs and self.model.device.type == "cuda":
+            runner.use_graphs(settings.max_batch)
+        stepper = Stepper(self.cache, runner, scheduler, self._namespaces.digest)
+        stepper.meanwhile = self._begin_arrivals
+        return stepper
 
     def _reasoning_ids(self) -> tuple[int, ...]:
         template = self.model.template

@@ -55,6 +55,8 @@ class EngineCollector(Collector):
         engine, counters = self._engine, self._engine.counters
         yield counter("steps", "Steps that computed something", counters.num_steps)
         yield counter("failed_steps", "Steps that raised", counters.num_failed_steps)
+        text = "Steps that the device had no memory for"
+        yield counter("out_of_memory_steps", text, counters.num_out_of_memory)
         yield counter("step_seconds", "Wall clock in steps", counters.step_seconds)
         yield counter("cache_seconds", "CPU time in calls of the cache", engine.cache_seconds)
         name, text = "hicache_time_to_first_token_seconds", "By the slowest tier that was hit"

@@ -23,12 +23,12 @@ def place_tensor(values: Tensor, device: torch.device) -> Tensor:
     """Return a CPU tensor's values on the device; in stream order, if it is a GPU."""
     if device.type == "cpu":
         return values
-    return pinned(values).to(device, non_blocking=True)
+    return pinned(values, device).to(device, non_blocking=True)
 
 
-def pinned(values: Tensor) -> Tensor:
-    """Return a copy from which a GPU can read beside the host; the tensor itself without a GPU."""
-    return values.pin_memory() if torch.cuda.is_available() else values
+def pinned(values: Tensor, device: torch.device) -> Tensor:
+    """Return a copy that a GPU can read beside the host; without a GPU the tensor itself."""
+    return values.pin_memory() if device.type == "cuda" else values
 
 
 class Mark(Protocol):
@@ -41,7 +41,7 @@ class Mark(Protocol):
 
 def mark(device: torch.device) -> Mark:
     """Return a point behind all that the current stream of the device was given so far."""
-    return _Passed() if device.type == "cpu" else _Event(device)
+    return _Event(device) if device.type == "cuda" else _Passed()
 
 
 class Arriving(Protocol):

@@ -58,6 +58,8 @@ class Request:
     """What it need not compute, by its first grant."""
     has_hit: bool = False
     """Whether that was reported, which happens once."""
+    has_failed: bool = False
+    """Whether a step of its failed and was tried again; once, and no more."""
     packed: bytes = b""
     """All its tokens while it waits, as the cache wants them."""
 
@@ -100,6 +102,13 @@ class Request:
         ids = array("i")
         ids.frombytes(self.tokens[start * TOKEN_NBYTES : end * TOKEN_NBYTES])
         return ids
+
+    def lose_hits(self, num_tokens: int) -> None:
+        """Count at most so many tokens as hit: those of the slowest tiers go first."""
+        device = min(self.hit.device, num_tokens)
+        host = min(self.hit.host, num_tokens - device)
+        storage = min(self.hit.storage, num_tokens - device - host)
+        self.hit = HitTokens(device, host, storage)
 
     def append(self, token_id: int) -> None:
         """Add a sampled token. O(1)."""

@@ -28,6 +28,7 @@ class Sampler:
         self.params = params
         # Python's own: cheap to make, the same everywhere, and 53 bits a draw.
         self._random = random.Random(params.seed)
+        self._number: float | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -35,11 +36,25 @@ class Sampler:
         return self.params.temperature <= 0 or self.params.top_k == 1
 
     def draw(self) -> float:
-        """Return the next number, at least 0 and below 1."""
-        return self._random.random()
+        """Return a number, at least 0 and below 1: the same one until it was used."""
+        if self._number is None:
+            self._number = self._random.random()
+        return self._number
+
+    def use(self) -> None:
+        """Take note that the number chose a token: the next draw gives another."""
+        self._number = None
 
 
 def sample(logits: Tensor, samplers: Sequence[Sampler]) -> list[int]:
+    """Return what ``choose`` does; the numbers that it drew are used."""
+    tokens = choose(logits, samplers)
+    for sampler in samplers:
+        sampler.use()
+    return tokens
+
+
+def choose(logits: Tensor, samplers: Sequence[Sampler]) -> list[int]:
     """Return one token for each row of ``logits``, float32 ``[sequences, vocabulary]``.
 
     Of equal logits greedy takes the lowest token. -1 where a row's best is not a number: the

@@ -2,31 +2,34 @@
 
 ::
 
-    poll -> revoked, preempted -> schedule (extend, acquire) -> forward
-         -> drop what is not intact -> sample -> commit -> outputs -> release
+    poll -> revoked, preempted -> schedule (extend, acquire) -> forward, begin to sample
+         -> meanwhile: arrivals, the texts of the step before
+         -> wait for the tokens -> drop what is not intact -> commit -> outputs -> release
 
-All on the step thread. Nothing here waits but for the layers that a forward is about to read.
+All on the step thread. Nothing here waits but for the layers that a forward is about to read, and
+once a step for its tokens; on a GPU the forward computes until then, and so what comes between
+costs no time.
 """
 
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import count
-from typing import Protocol
 
 import torch
-from torch import Tensor
 
-from hicache.actions import HitTokens, Refuse, Wait
+from hicache.actions import Refuse, Wait
 from hicache.cache import Lease, Polled
 from hicache.engine.caching import Cache, TimedCache
+from hicache.engine.choosing import Choice, begin_choosing
 from hicache.engine.counters import Counters
+from hicache.engine.easing import Easing
 from hicache.engine.outputs import FinishReason, Output
+from hicache.engine.recovery import one_line, release_memory
 from hicache.engine.requests import Request
-from hicache.engine.runner import Batch, SequenceSlice
-from hicache.engine.sampling import sample
 from hicache.engine.scheduler import MAX_OVERTAKEN, Scheduler
+from hicache.engine.telling import Teller
+from hicache.engine.work import Runner, Work, batch_of
 from hicache.events import RequestId
 from hicache.keys import NamespaceDigest
 
@@ -42,24 +45,6 @@ LONELY_S = 5.0
 logger = logging.getLogger("hicache.engine")
 
 
-class Runner(Protocol):
-    """Computes the next tokens of several sequences."""
-
-    def forward(self, batch: Batch) -> Tensor:
-        """Return logits of each sequence's last token, ``[sequences, vocabulary]``."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What a step computes of one request: its tokens from ``start`` up to ``end``."""
-
-    request: Request
-    lease: Lease
-    start: int
-    end: int
-
-
 class Stepper:
     """All requests in the engine, and the step that moves them on. Step thread only."""
 
@@ -70,8 +55,13 @@ class Stepper:
         scheduler: Scheduler,
         namespace: Callable[[str | None], NamespaceDigest],
         clock: Callable[[], float] = time.monotonic,
+        is_late: bool | None = None,
     ) -> None:
-        """``namespace`` gives the digest of a salt's namespace, opened."""
+        """``namespace`` gives the digest of a salt's namespace, opened.
+
+        ``is_late``: whether texts are made and told while the next step computes, which pays
+        where that goes on by itself. Default: on a GPU.
+        """
         self.cache = TimedCache(cache)
         self.scheduler = scheduler
         self.counters = Counters()
@@ -79,11 +69,17 @@ class Stepper:
         self._namespace = namespace
         self._clock = clock
         self._measured = cache.measured
+        self._matched = lambda request: self.cache.match(request.namespace, request.packed).total
         self._page_size = cache.page_size
         self._num_pages = len(cache.device_pages)
         self._ids = count(1)
         self._requests: dict[RequestId, Request] = {}
         self._touched: list[Request] = []
+        is_late = cache.device_pages.is_cuda if is_late is None else is_late
+        self._teller = Teller(self._requests, self._finish, self.counters, clock, is_late=is_late)
+        self._easing = Easing(scheduler.chunk_tokens)
+        self.meanwhile: Callable[[], None] = lambda: None
+        """Called in every step while the forward computes; may add requests, not end them."""
         self._num_stalls = 0
         self._stalled_at = 0.0
 
@@ -122,27 +118,34 @@ class Stepper:
         if request.id in self._requests:
             self._finish(request, request.answer.end("abort"))
 
-    def end_unbegun(self, request: Request) -> None:
-        """Abort a request that was never added."""
-        self.counters.finished["abort"] += 1
-        request.generation.put(request.answer.end("abort"), self._clock())
+    def end_unbegun(self, request: Request, error: str | None = None) -> None:
+        """End a request that was never added: it was aborted, or the engine cannot go on."""
+        reason: FinishReason = "abort" if error is None else "error"
+        self.counters.finished[reason] += 1
+        request.generation.put(request.answer.end(reason, error), self._clock())
 
     def fail(self, error: BaseException) -> None:
         """End the requests of the step that raised, and everybody where it cannot be told whose.
 
         Harmless for the rest, which go on in the next step.
         """
-        self.counters.num_failed_steps += 1
-        text = f"{type(error).__name__}: {error}".split("\n", 1)[0]
-        text = f"the step that computed this request failed: {text}"
         for request in self._touched or self.requests:
-            if request.id in self._requests:
-                self._end_anyhow(request, "error", text)
+            request.has_failed = True
+        self.try_again(error)
 
-    def end_all(self) -> None:
-        """Abort every request."""
+    def try_again(self, error: BaseException) -> None:
+        """Let the requests of the step that raised be computed again, once and no more."""
+        self.counters.num_failed_steps += 1
+        text = f"the step that computed this request failed: {one_line(error)}"
+        for request in self._touched or self.requests:
+            if request.id in self._requests and request.has_failed:
+                self._end_anyhow(request, "error", text)
+            request.has_failed = True
+
+    def end_all(self, reason: FinishReason = "abort", text: str | None = None) -> None:
+        """End every request."""
         for request in self.requests:
-            self._end_anyhow(request, "abort")
+            self._end_anyhow(request, reason, text)
 
     # ------------------------------------------------------------ the step
 
@@ -155,10 +158,13 @@ class Stepper:
         work = list(self._schedule())
         self._touched = [item.request for item in work]
         if not work:
+            self._teller.tell()
             self._unstick()
             return False
         self._num_stalls = 0
-        self._compute(work)
+        if not self._compute(work):
+            return True
+        self._easing.went_well()
         self.counters.num_steps += 1
         self.counters.step_seconds += time.perf_counter() - started
         self.counters.step_cpu_seconds += time.thread_time() - started_cpu
@@ -170,14 +176,14 @@ class Stepper:
             if (request := self._requests.get(lease.request)) is not None:
                 self.counters.num_revoked += 1
                 request.num_computed = lease.num_valid_tokens
-                request.hit = _at_most(request.hit, lease.num_valid_tokens)
+                request.lose_hits(lease.num_valid_tokens)
         for lease in polled.preempted:
             if (request := self._requests.get(lease.request)) is not None:
                 self._preempt(request)
 
     def _schedule(self) -> Iterator[Work]:
         """Yield the work of this step; every item has the slots that it needs."""
-        budget = self.scheduler.chunk_tokens
+        budget = min(self.scheduler.chunk_tokens, self._easing.limit)
         alone = self.scheduler.fixed_chunks
         is_blocked = False
         if alone and (work := next(self._admit(budget), None)) is not None:
@@ -202,7 +208,7 @@ class Stepper:
     def _admit(self, budget: int) -> Iterator[Work]:
         """Yield the first work of waiting requests that the cache lets run."""
         num_full = 0
-        candidates = self.scheduler.waiting_order(self._match) if self._can_admit(budget) else []
+        candidates = self.scheduler.waiting_order(self._matched) if self._can_admit(budget) else []
         for request in candidates:
             if not self._can_admit(budget) or num_full >= MAX_FULL:
                 return
@@ -225,32 +231,70 @@ class Stepper:
                     yield work
                     budget -= num_tokens
 
-    def _compute(self, work: Sequence[Work]) -> None:
-        """Run one forward, and do with it whatever its leases allow."""
+    def _compute(self, work: Sequence[Work]) -> bool:
+        """Run one forward, and do with it what its leases allow; False where it did not fit."""
         started = self._clock()
-        logits = self._runner.forward(_batch(work))
-        if logits.is_cuda:
-            torch.cuda.current_stream().synchronize()
-        # What a failed load has spoilt is dropped; the next poll says how much is valid.
-        kept = [(row, item) for row, item in enumerate(work) if item.lease.is_intact]
+        ends = [row for row, item in enumerate(work) if item.end == item.request.num_tokens]
+        choice = self._launch(work, ends)
+        if choice is None:
+            self._make_do(work)
+            return False
+        self._teller.tell()
+        self.meanwhile()
+        self._touched = [item.request for item in work]
+        token_ids = dict(zip(ends, choice.wait(), strict=True))
+        self._measure(work, self._clock() - started)
+        self._settle(work, token_ids)
+        return True
+
+    def _launch(self, work: Sequence[Work], ends: Sequence[int]) -> Choice | None:
+        """Begin a forward, and to choose tokens; ``None`` where the device has no memory for it."""
+        try:
+            logits = self._runner.forward(batch_of(work))
+            return begin_choosing(logits, ends, [work[row].request.sampler for row in ends])
+        except torch.OutOfMemoryError as error:
+            num_tokens = sum(item.num_tokens for item in work)
+            logger.warning("no memory for a step of %d tokens: %s", num_tokens, one_line(error))
+            return None
+
+    def _make_do(self, work: Sequence[Work]) -> None:
+        """Have the next steps be smaller; end a request that does not fit on its own."""
+        self.counters.num_out_of_memory += 1
+        release_memory()
+        is_smaller = self._easing.eased(sum(item.num_tokens for item in work))
+        if self.scheduler.fixed_chunks:  # of one shape, whatever happens
+            [item] = work
+            is_smaller = not item.request.has_failed
+            item.request.has_failed = True
+        if is_smaller:
+            return
+        self._end_with_error(
+            work[0].request,
+            f"the device has no memory to compute this request ({work[0].end} tokens): lower "
+            f"cache.device.size or engine.chunk_tokens",
+        )
+
+    def _settle(self, work: Sequence[Work], token_ids: dict[int, int]) -> None:
+        """Take in what a forward has computed, and the tokens that it ended in, by row."""
+        # What a failed load has spoilt is dropped; the next poll says how much is valid. So is
+        # what was computed for a request that has ended meanwhile.
+        kept = [
+            (row, item) for row, item in enumerate(work) if item.is_wanted and item.lease.is_intact
+        ]
         for _, item in kept:
             self._computed(item)
-        rows = [row for row, item in kept if item.end == item.request.num_tokens]
-        chosen = [work[row].request for row in rows]
-        token_ids = _sample(logits, rows, chosen)
-        self._measure(work, self._clock() - started)
         for _, item in kept:
-            self._commit(item)
-        for request, token_id in zip(chosen, token_ids, strict=True):
-            self._say(request, token_id)
+            if tokens := item.request.uncommitted(self._page_size):
+                self.cache.commit(item.lease, tokens)
+        for row, item in kept:
+            if row in token_ids:
+                item.request.sampler.use()
+                self._teller.say(item.request, token_ids[row])
 
     # ------------------------------------------------------------ parts of a step
 
     def _can_admit(self, budget: int) -> bool:
         return budget > 0 and self.scheduler.has_room
-
-    def _match(self, request: Request) -> int:
-        return self.cache.match(request.namespace, request.packed).total
 
     def _begin(self, request: Request, lease: Lease) -> None:
         assert lease.hit.total < request.num_tokens
@@ -297,27 +341,6 @@ class Stepper:
         num_tokens = sum(item.end - item.start for item in work)
         if num_tokens >= 4 * len(work) and num_tokens >= 16:
             self._measured(num_tokens, seconds)
-
-    def _commit(self, item: Work) -> None:
-        tokens = item.request.uncommitted(self._page_size)
-        if tokens:
-            self.cache.commit(item.lease, tokens)
-
-    def _say(self, request: Request, token_id: int) -> None:
-        """Add a token to a request, tell its reader, and end it where the token does."""
-        if token_id < 0:
-            self._end_with_error(request, "the model computed no numbers for its next token")
-            return
-        request.append(token_id)
-        output = request.answer.push(token_id)
-        self.counters.num_output_tokens += 1
-        is_first = request.generation.timing.first_token is None
-        if output.finish_reason is None:
-            request.generation.put(output, self._clock())
-        else:
-            self._finish(request, output)
-        if is_first:
-            self.counters.count_first_token(request.generation.hit, request.generation.timing)
 
     def _finish(self, request: Request, output: Output) -> None:
         """Give back all that a request has, and hand over its last output."""
@@ -371,32 +394,3 @@ class Stepper:
             self._preempt(victim)
         elif len(running) == 1 and self._clock() - self._stalled_at > LONELY_S:
             self._end_with_error(victim, "L1 has no room for the next page of this request")
-
-
-def _batch(work: Sequence[Work]) -> Batch:
-    leases = [item.lease for item in work]
-
-    def wait(layer: int) -> None:
-        for lease in leases:
-            lease.wait(layer)
-
-    slices: list[SequenceSlice] = []
-    for item in work:
-        token_ids = item.request.token_ids(item.start, item.end)
-        slices.append(SequenceSlice(token_ids, item.start, item.lease.slots))
-    return Batch(slices, wait)
-
-
-def _sample(logits: Tensor, rows: Sequence[int], requests: Sequence[Request]) -> list[int]:
-    if not requests:
-        return []
-    if len(rows) < len(logits):
-        logits = logits[list(rows)]
-    return sample(logits, [request.sampler for request in requests])
-
-
-def _at_most(hit: HitTokens, num_tokens: int) -> HitTokens:
-    """Return a hit of at most so many tokens, without those of the slowest tiers first."""
-    device = min(hit.device, num_tokens)
-    host = min(hit.host, num_tokens - device)
-    return HitTokens(device, host, min(hit.storage, num_tokens - device - host))

@@ -25,6 +25,11 @@ class Answer:
         self._held = ""
         self._num_tokens = 0
 
+    def is_last(self, token_id: int) -> bool:
+        """Whether this token ends the text, whatever it says."""
+        is_full = self._num_tokens + 1 >= self._params.max_tokens
+        return is_full or token_id < 0 or token_id in self._stop_ids
+
     def push(self, token_id: int) -> Output:
         """Return what this token adds; its ``finish_reason`` says whether it was the last.
 

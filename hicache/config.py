@@ -163,6 +163,8 @@ class EngineConfig(Section):
     attention: Literal["auto", "torch", "flashinfer"] = "auto"
     """torch: on any device. flashinfer: FlashInfer's kernels, on a GPU; where it is missing or
     does not fit, a line says why and torch takes over. auto: flashinfer on a GPU."""
+    cuda_graphs: bool = True
+    """Replay decode batches as CUDA graphs, where the attention allows it: flashinfer does."""
     max_batch: PositiveInt = 32
     """Requests that run at once, at most."""
     chunk_tokens: PositiveInt = 512

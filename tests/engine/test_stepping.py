@@ -1,9 +1,8 @@
 """Steps over a real tiny model and private pages, one by one, without a thread."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
-import torch
 from torch import Tensor
 
 from hicache.engine.detokenizing import Detokenizer
@@ -32,6 +31,8 @@ class RecordingRunner:
         self.lengths: list[list[int]] = []
         self.starts: list[list[int]] = []
         self.error: Exception | None = None
+        self.before: Callable[[Batch], None] = lambda batch: None
+        """May raise."""
 
     def forward(self, batch: Batch) -> Tensor:
         """Compute, or raise what it was told to raise once."""
@@ -40,20 +41,30 @@ class RecordingRunner:
         if self.error is not None:
             error, self.error = self.error, None
             raise error
+        self.before(batch)
         return self.runner.forward(batch)
 
 
 class Bench:
     """A stepper, and what it is made of."""
 
-    def __init__(self, model: LoadedModel, num_pages: int = 64, **settings: object) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        num_pages: int = 64,
+        *,
+        is_late: bool | None = None,
+        **settings: object,
+    ) -> None:
         self.model = model
         self.pages = PrivatePages(model.layout_for(PAGE_SIZE), num_pages)
         self.runner = RecordingRunner(ModelRunner(model, self.pages.device_pages))
         settings = {"chunk_tokens": 32, **settings}
         self.scheduler = Scheduler("fcfs", page_size=PAGE_SIZE, **settings)  # type: ignore[arg-type]
         digest = model.namespace(model.layout_for(PAGE_SIZE)).digest
-        self.stepper = Stepper(self.pages, self.runner, self.scheduler, lambda salt: digest)
+        self.stepper = Stepper(
+            self.pages, self.runner, self.scheduler, lambda salt: digest, is_late=is_late
+        )
         self.requests: list[Request] = []
 
     def add(
@@ -280,9 +291,9 @@ def test_an_error_in_a_forward_ends_the_requests_of_that_step_only(llama: Loaded
     bench = Bench(llama, max_batch=1)
     ids = prompt(10, 1)
     unlucky, lucky = bench.add(prompt(10)), bench.add(ids)
-    bench.runner.error = torch.OutOfMemoryError("out of memory\nwith details")
+    bench.runner.error = ValueError("no such thing\nwith details")
 
-    with pytest.raises(torch.OutOfMemoryError) as raised:
+    with pytest.raises(ValueError, match="no such thing") as raised:
         bench.stepper.step()
     bench.stepper.fail(raised.value)
     bench.run()
@@ -290,7 +301,7 @@ def test_an_error_in_a_forward_ends_the_requests_of_that_step_only(llama: Loaded
     last = outputs_of(unlucky)[-1]
     assert last.finish_reason == "error"
     assert last.error is not None
-    assert last.error.endswith("OutOfMemoryError: out of memory")
+    assert last.error.endswith("ValueError: no such thing")
     assert tokens_of(lucky) == greedy_reference(llama, ids, 16)
     assert bench.stepper.counters.num_failed_steps == 1
 
@@ -336,3 +347,99 @@ def test_equal_runs_make_equal_steps(llama: LoadedModel) -> None:
         runs.append(bench.runner.lengths)
 
     assert runs[0] == runs[1]
+
+
+# ---------------------------------------------------------------- texts that are made later
+
+
+class Noted(Generation):
+    """A reader's end that notes in a list when it is given something."""
+
+    def __init__(self, log: list[str]) -> None:
+        super().__init__("noted", 0, 0.0, lambda: None)
+        self.log = log
+
+    def put(self, output: Output, now: float) -> None:
+        """Note it."""
+        self.log.append("told")
+        super().put(output, now)
+
+
+def late_bench(model: LoadedModel) -> tuple[Bench, list[str]]:
+    """Return a stepper as on a GPU, and the order in which it computes, tells and takes in."""
+    bench = Bench(model, is_late=True)
+    log: list[str] = []
+    bench.runner.before = lambda batch: log.append("forward")
+    bench.stepper.meanwhile = lambda: log.append("arrivals")
+    return bench, log
+
+
+def test_on_a_gpu_texts_are_made_and_arrivals_taken_in_while_the_next_step_computes(
+    llama: LoadedModel,
+) -> None:
+    bench, log = late_bench(llama)
+    request = bench.add(prompt(9), params(4))
+    request.generation = Noted(log)
+
+    bench.run()
+
+    # The first token is told at once, and so is the last.
+    assert " ".join(log).split(" forward ") == [
+        "forward arrivals told",
+        "arrivals",
+        "told arrivals",
+        "told arrivals told",
+    ]
+    assert tokens_of(request) == greedy_reference(llama, prompt(9), 4)
+
+
+def test_texts_that_are_made_later_are_the_same(llama: LoadedModel) -> None:
+    prompts = [prompt(length, length) for length in (5, 21, 40)]
+    text = "".join(output.text for output in _alone(llama, prompts[0]))
+    cases = [params(12), params(12, temperature=0.8, seed=4), params(12, stop=(text[3:5],))]
+    found: list[list[list[Output]]] = []
+
+    for is_late in (False, True):
+        bench = Bench(llama, num_pages=11, is_late=is_late)
+        requests = [bench.add(ids, case) for ids, case in zip(prompts, cases, strict=True)]
+        stopping = bench.add(prompts[0], cases[2])
+        bench.run()
+        found.append([outputs_of(request) for request in [*requests, stopping]])
+
+    assert found[0] == found[1]
+    assert found[1][3][-1].finish_reason == "stop"
+
+
+def test_what_was_computed_beyond_a_stop_string_is_thrown_away(llama: LoadedModel) -> None:
+    text = "".join(output.text for output in _alone(llama, prompt(12)))
+    bench, log = late_bench(llama)
+    request = bench.add(prompt(12), params(16, stop=(text[4:6],)))
+
+    bench.run()  # which also sees that every page is free
+
+    stopped = outputs_of(request)
+    assert "".join(output.text for output in stopped) == text[: text.find(text[4:6])]
+    assert log.count("forward") == sum(len(output.token_ids) for output in stopped) + 1
+    assert bench.stepper.counters.num_output_tokens == log.count("forward") - 1
+
+
+def test_a_request_that_is_aborted_while_it_is_computed_leaves_nothing(
+    llama: LoadedModel,
+) -> None:
+    bench, _ = late_bench(llama)
+    gone, stays = bench.add(prompt(20, 1)), bench.add(prompt(9))
+    for _ in range(3):
+        bench.stepper.step()
+
+    bench.stepper.meanwhile = lambda: bench.stepper.abort(gone)
+    bench.run()
+
+    assert outputs_of(gone)[-1].finish_reason == "abort"
+    assert tokens_of(stays) == greedy_reference(llama, prompt(9), 16)
+
+
+def _alone(model: LoadedModel, ids: list[int]) -> list[Output]:
+    bench = Bench(model)
+    request = bench.add(ids)
+    bench.run()
+    return outputs_of(request)
