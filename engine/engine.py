@@ -82,8 +82,7 @@ class Engine:
         Raises ``ConfigError`` in one line for what cannot work.
         """
         self.config = config
-        self.failure: str | None = None
-        """Why it cannot go on, if the device failed."""
+        self.failure: str | None = None  # why it cannot go on, if the device failed
         self._is_device_well = is_device_well
         self.model = load_model(config.engine) if model is None else model
         self.model_name = config.server.model_name or self.model.name
