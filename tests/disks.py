@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from hicache.disk.options import DiskOptions
 from hicache.storage import StorageBackend
 from tests.disk_child import BACKENDS
 
@@ -33,10 +34,13 @@ class Disk:
     path: Path
     clock: FakeClock
     budget_nbytes: int = 64 * MIB
+    options: DiskOptions | None = None
 
     def backend(self) -> StorageBackend:
         """Return a backend that is not open yet."""
-        return BACKENDS[self.kind](self.path, self.budget_nbytes, clock=self.clock)
+        return BACKENDS[self.kind](
+            self.path, self.budget_nbytes, clock=self.clock, options=self.options
+        )
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[StorageBackend]:

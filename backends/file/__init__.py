@@ -1,8 +1,9 @@
 """Local or network file system, one file a page.
 
-A page appears under its name by ``rename``, so a crash leaves it whole or absent. We do not
-``fsync``: losing the last pages to a power cut costs a cache miss, and their frames and checksums
-catch the torn rest. Files are named by keys only, so nothing that a user chose is in a name.
+A page appears under its name by ``rename``, so a crash leaves it whole or absent. What a power cut
+may lose is the operator's choice (``DiskOptions``): by default the last pages, which costs misses,
+and their frames and checksums catch the torn rest. Files are named by keys only, so nothing that
+a user chose is in a name.
 
 =================  ==============================================================
 hicache-store      which kind of store this is, and of which version
@@ -27,6 +28,8 @@ from hicache.backends.file.files import Damaged
 from hicache.backends.file.large import LargeRead
 from hicache.backends.file.store import KIND, VERSION, Store
 from hicache.disk.directory import default_budget, is_store, storage_error
+from hicache.disk.options import DiskOptions
+from hicache.disk.syncing import Periodic
 from hicache.disk.threads import Threads
 from hicache.disk.vector import nbytes_of
 from hicache.errors import ConfigError, StorageUnavailable
@@ -46,6 +49,7 @@ class FileBackend(StorageBackend):
 
     is_shared: ClassVar[bool] = True
     evicts_itself: ClassVar[bool] = True
+    options_type: ClassVar[type[BackendOptions]] = DiskOptions
 
     def __init__(
         self,
@@ -53,6 +57,7 @@ class FileBackend(StorageBackend):
         budget_nbytes: int | None = None,
         *,
         clock: Callable[[], float] = time.time,
+        options: DiskOptions | None = None,
     ) -> None:
         """``budget_nbytes`` bounds the sizes of all record files together, whoever writes them;
         by default half of what is free, at most 64 GB. ``clock`` gives seconds since 1970."""
@@ -61,6 +66,8 @@ class FileBackend(StorageBackend):
         self._path = path
         self._budget_nbytes = budget_nbytes
         self._clock = clock
+        self._options = options or DiskOptions()
+        self._syncing: Periodic | None = None
         self._store: Store | None = None
         self._readers: Threads | None = None
         self._writers: Threads | None = None
@@ -71,7 +78,8 @@ class FileBackend(StorageBackend):
     ) -> Self:
         if path is None:
             raise ConfigError("the file backend needs a path")
-        return cls(path, budget_nbytes)
+        assert isinstance(options, DiskOptions)
+        return cls(path, budget_nbytes, options=options)
 
     def is_there(self) -> bool:
         return is_store(self._path, KIND, VERSION)
@@ -85,8 +93,13 @@ class FileBackend(StorageBackend):
         except BaseException:
             await self.close()
             raise
+        if self._options.durability == "interval":
+            self._syncing = Periodic(self._options.sync_interval_s, self._sync)
 
     async def close(self) -> None:
+        syncing, self._syncing = self._syncing, None
+        if syncing is not None:
+            await syncing.close()
         store, readers, writers = self._store, self._readers, self._writers
         self._store = self._readers = self._writers = None
         for threads in (readers, writers):
@@ -140,7 +153,10 @@ class FileBackend(StorageBackend):
 
     def _open(self) -> Store:
         budget_nbytes = self._budget_nbytes or default_budget(self._path)
-        return self._guarded(lambda: Store(self._path, budget_nbytes, self._clock))
+        return self._guarded(lambda: Store(self._path, budget_nbytes, self._clock, self._options))
+
+    async def _sync(self) -> None:
+        await self._write(lambda store, threads: store.sync())
 
     async def _read(self, call: Callable[[Store, Threads], T]) -> T:
         store, threads = self._store, self._readers

@@ -9,7 +9,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from typing_extensions import Buffer
 
 from hicache.disk.directory import TEMPORARY_SUFFIX
 from hicache.disk.frame import FRAME_NBYTES, Frame, is_frame_of
+from hicache.disk.syncing import sync_folders
 from hicache.disk.vector import limit, nbytes_of, read_all, write_all
 from hicache.keys import KEY_NBYTES, PageKey
 
@@ -64,8 +65,18 @@ class RecordFiles:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def write(self, key: PageKey, buffers: Sequence[Buffer], minute: int, number: int) -> None:
-        """Make the record's file, in place of what is there. Leaves nothing behind if it fails."""
+    def write(
+        self,
+        key: PageKey,
+        buffers: Sequence[Buffer],
+        minute: int,
+        number: int,
+        is_synced: bool = False,
+    ) -> None:
+        """Make the record's file, in place of what is there. Leaves nothing behind if it fails.
+
+        ``is_synced`` puts its bytes on the disk before they have their name.
+        """
         frame = Frame(key, nbytes_of(buffers), number, minute).pack()
         temporary = self.reserve(f"{key.hex()[:8]}{TEMPORARY_SUFFIX}")
         try:
@@ -74,12 +85,28 @@ class RecordFiles:
                 write_all(fd, [frame, *buffers], 0)
                 time_ns = stamp_ns(minute, number)
                 os.utime(fd, ns=(time_ns, time_ns))
+                if is_synced:
+                    os.fdatasync(fd)
             finally:
                 os.close(fd)
             self._publish(temporary, self.path(key))
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+    def sync_bytes(self, key: PageKey) -> None:
+        """Have a record's bytes on the disk; one that is gone has none."""
+        with suppress(FileNotFoundError, NotADirectoryError):
+            fd = os.open(self.path(key), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fdatasync(fd)
+            finally:
+                os.close(fd)
+
+    def sync_names(self, keys: Iterable[PageKey]) -> None:
+        """Have the names of these records on the disk, from theirs up to the topmost directory."""
+        parents = {os.path.dirname(self.path(key)) for key in keys}
+        sync_folders([*parents, *{os.path.dirname(parent) for parent in parents}, self._root])
 
     def reserve(self, purpose: str) -> Path:
         """Return a path for a temporary file that nobody else uses."""

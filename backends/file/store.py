@@ -15,8 +15,9 @@ from typing_extensions import Buffer
 from hicache.backends.file.files import MINUTE_NS, Damaged, RecordFiles
 from hicache.backends.file.ledger import Ledger, Totals
 from hicache.codec import parse
-from hicache.disk import directory
+from hicache.disk import directory, space
 from hicache.disk.frame import FRAME_NBYTES, is_frame_of
+from hicache.disk.options import DiskOptions
 from hicache.disk.threads import Threads
 from hicache.errors import CorruptPage, StorageFull
 from hicache.keys import KEY_NBYTES, PageKey
@@ -32,10 +33,19 @@ _CLAIM_SUFFIX = ".claim"
 _MOST_KNOWN = 1_000_000
 
 
+_DEFAULT = DiskOptions()
+
+
 class Store:
     """One directory, open. Any thread may call anything."""
 
-    def __init__(self, path: Path, budget_nbytes: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        budget_nbytes: int,
+        clock: Callable[[], float],
+        options: DiskOptions = _DEFAULT,
+    ) -> None:
         """Open or make it. Raises ``StorageError``."""
         self.num_evicted = 0
         self.num_lost = 0
@@ -46,6 +56,10 @@ class Store:
         self.files = RecordFiles(path)
         self._path = path
         self._clock = clock
+        self._durability = options.durability
+        self._keep_free_nbytes = options.keep_free_nbytes
+        self._unsynced: set[PageKey] = set()
+        """Written and not on the disk for certain, where that is to be so at intervals."""
         self._usage = path / "usage"
         self._preparing = threading.Lock()
         self._known: set[PageKey] = set()
@@ -61,6 +75,8 @@ class Store:
         if num_swept or not is_usable:
             self._usage.unlink(missing_ok=True)
         self._ledger = Ledger(self._usage, self._count)
+        held = self._ledger.totals().nbytes
+        space.tell_if_too_large(path, budget_nbytes, held, self._keep_free_nbytes)
 
     def get(
         self, keys: Sequence[PageKey], into: Sequence[Sequence[memoryview]], threads: Threads
@@ -117,6 +133,15 @@ class Store:
         self._know(key for key, is_there in is_held.items() if is_there)
         return [is_held[key] for key, _ in items]
 
+    def sync(self) -> None:
+        """Have on the disk what was put so far, data before names."""
+        with self._preparing:
+            keys, self._unsynced = self._unsynced, set()
+        if keys:
+            for key in keys:
+                self.files.sync_bytes(key)
+            self.files.sync_names(keys)
+
     def delete(self, keys: Sequence[PageKey]) -> None:
         """Remove records. Raises what the system says of the last that could not be removed."""
         nbytes = num_records = 0
@@ -172,6 +197,10 @@ class Store:
         )
 
     def close(self) -> None:
+        try:
+            self.sync()
+        except OSError as error:
+            logger.warning("%s: not all of it is on the disk: %s", self._path, error)
         self._ledger.close()
 
     def _make(self) -> None:
@@ -223,7 +252,8 @@ class Store:
 
         def write(one: tuple[PageKey, Sequence[Buffer], int]) -> None:
             key, buffers, nbytes = one
-            self.files.write(key, buffers, minute, _number(buffers))
+            is_synced = self._durability == "commit"
+            self.files.write(key, buffers, minute, _number(buffers), is_synced)
             written.append(nbytes)
 
         try:
@@ -232,21 +262,32 @@ class Store:
             with self._ledger.held() as totals:
                 totals.add(sum(written) - claimed, len(written))
                 claim.unlink(missing_ok=True)
+        if self._durability == "commit":
+            self.files.sync_names(key for key, _, _ in group)
+        elif self._durability == "interval":
+            with self._preparing:
+                self._unsynced.update(key for key, _, _ in group)
 
     def _claim(self, nbytes: int) -> Path:
         """Set bytes aside; evict where they would not fit. A file says so, for who counts anew."""
         claim = self.files.reserve(f"{nbytes}{_CLAIM_SUFFIX}")
         with self._ledger.held() as totals:
-            if totals.nbytes + nbytes > HIGH * self.budget_nbytes:
-                self._evict(totals, nbytes)
+            lacking = nbytes - space.room_nbytes(self._path, self._keep_free_nbytes)
+            if totals.nbytes + nbytes > HIGH * self.budget_nbytes or lacking > 0:
+                self._evict(totals, nbytes, max(lacking, 0))
+            if nbytes > space.room_nbytes(self._path, self._keep_free_nbytes):
+                raise StorageFull(f"{self._path}: its disk has less free than it is to keep")
             if totals.nbytes + nbytes > self.budget_nbytes:
                 raise StorageFull(f"{self._path}: no room within its budget")
             os.close(os.open(claim, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
             totals.add(nbytes, 0)
         return claim
 
-    def _evict(self, totals: Totals, nbytes: int) -> None:
+    def _evict(self, totals: Totals, nbytes: int, lacking: int) -> None:
         """Count anew; if ``nbytes`` more do not fit indeed, delete the oldest records.
+
+        So many that they fit below the low watermark; and where the disk lacks ``lacking`` bytes,
+        those and a tenth of what there is.
 
         The lock is held: O(records), 10 us each on a local disk, once for a tenth of the budget.
         """
@@ -257,10 +298,13 @@ class Store:
                 sizes.append(status.st_size)
                 times.append(status.st_mtime_ns)
         totals.nbytes, totals.num_records = sum(sizes) + self._claimed(), len(sizes)
-        if totals.nbytes + nbytes <= HIGH * self.budget_nbytes:
-            return
+        low = totals.nbytes
+        if totals.nbytes + nbytes > HIGH * self.budget_nbytes:
+            low = int(LOW * self.budget_nbytes) - nbytes
+        if lacking:
+            low = min(low, int((1 - HIGH + LOW) * totals.nbytes) - lacking)
         for position in np.argsort(np.frombuffer(times, np.int64), kind="stable").tolist():
-            if totals.nbytes + nbytes <= LOW * self.budget_nbytes:
+            if totals.nbytes <= low:
                 return
             start = position * KEY_NBYTES
             key = PageKey(bytes(names[start : start + KEY_NBYTES]))

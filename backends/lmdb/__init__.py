@@ -1,9 +1,9 @@
 """The default backend: an LMDB index and append-only segment files, on a local disk.
 
 Payloads are read by ``preadv`` straight into pages and written by ``pwritev``; no payload is
-mapped into memory, since a mapped file that somebody cuts short kills the process. Nothing is
-synced: a crash of the process loses nothing, a power cut may lose the last records, and each
-one that it tears is found out by its frame or by ``PageStore``.
+mapped into memory, since a mapped file that somebody cuts short kills the process. A crash of
+the process loses nothing. What a power cut may lose is the operator's choice (``DiskOptions``);
+each record that it tears is found out by its frame or by ``PageStore``.
 
 =============  ==================================================================
 hicache-store  which kind of store this is, and of which version
@@ -30,6 +30,8 @@ from typing_extensions import Buffer
 from hicache.backends.lmdb.index import IndexLost, Snapshot
 from hicache.backends.lmdb.store import KIND, LEAST_NBYTES, VERSION, Store, storage_errors
 from hicache.disk.directory import default_budget, is_store
+from hicache.disk.options import DiskOptions
+from hicache.disk.syncing import Periodic
 from hicache.disk.threads import Threads
 from hicache.errors import ConfigError, StorageUnavailable
 from hicache.keys import PageKey
@@ -47,6 +49,7 @@ class LmdbBackend(StorageBackend):
     """A store in a directory of a local disk, shared by the processes of one machine."""
 
     evicts_itself: ClassVar[bool] = True
+    options_type: ClassVar[type[BackendOptions]] = DiskOptions
 
     def __init__(
         self,
@@ -54,6 +57,7 @@ class LmdbBackend(StorageBackend):
         budget_nbytes: int | None = None,
         *,
         clock: Callable[[], float] = time.time,
+        options: DiskOptions | None = None,
     ) -> None:
         """``budget_nbytes`` bounds the sizes of all its files together, index included; by
         default half of what is free, at most 64 GB. ``clock`` gives seconds since 1970."""
@@ -62,6 +66,8 @@ class LmdbBackend(StorageBackend):
         self._path = path
         self._budget_nbytes = budget_nbytes
         self._clock = clock
+        self._options = options or DiskOptions()
+        self._syncing: Periodic | None = None
         self._store: Store | None = None
         self._is_lost = False
         self._opening = asyncio.Lock()
@@ -75,7 +81,8 @@ class LmdbBackend(StorageBackend):
     ) -> Self:
         if path is None:
             raise ConfigError("the lmdb backend needs a path")
-        return cls(path, budget_nbytes)
+        assert isinstance(options, DiskOptions)
+        return cls(path, budget_nbytes, options=options)
 
     def is_there(self) -> bool:
         return is_store(self._path, KIND, VERSION)
@@ -89,8 +96,13 @@ class LmdbBackend(StorageBackend):
         except BaseException:
             await self.close()
             raise
+        if self._options.durability == "interval":
+            self._syncing = Periodic(self._options.sync_interval_s, self._sync)
 
     async def close(self) -> None:
+        syncing, self._syncing = self._syncing, None
+        if syncing is not None:
+            await syncing.close()
         writer, readers, store = self._writer, self._readers, self._store
         self._writer = self._readers = self._store = None
         if readers is not None:
@@ -137,7 +149,10 @@ class LmdbBackend(StorageBackend):
     def _open(self) -> Store:
         with storage_errors(self._path):
             budget_nbytes = self._budget_nbytes or default_budget(self._path)
-            return Store(self._path, budget_nbytes, self._clock)
+            return Store(self._path, budget_nbytes, self._clock, self._options)
+
+    async def _sync(self) -> None:
+        await self._write(lambda store: store.sync())
 
     async def _read(self, call: Callable[[Store, Threads], T]) -> T:
         """Call the store in a reader thread."""

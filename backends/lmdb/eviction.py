@@ -9,7 +9,7 @@ than half a segment is copied, so that each victim gives back at least the other
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,8 +46,12 @@ def plan(
 
     O(n log n) of the records, in NumPy.
     """
+    records = _Records(snapshot.entries)
+    is_old = records.oldest([*candidates], nbytes, num_records)
+    choices = [
+        _weigh(records, is_old, segment, known.capacity) for segment, known in candidates.items()
+    ]
     victims: list[Victim] = []
-    choices = _choices(snapshot, candidates, nbytes, num_records)
     for choice in sorted(choices, key=lambda one: (one.is_costly, one.score)):
         if nbytes <= 0 and num_records <= 0:
             break
@@ -58,6 +62,39 @@ def plan(
     return victims
 
 
+class _Records:
+    """All records of a store, by age and by segment. Positions are those of the snapshot."""
+
+    def __init__(self, entries: NDArray[np.void]) -> None:
+        depth = entries["number"].astype(np.int64)
+        self.by_age = np.lexsort((-depth, entries["stamp"]))
+        """Positions, oldest first; of equally old ones the tail first."""
+        self.rank = np.empty(len(entries), np.int64)
+        """Of each record, its place in that order."""
+        self.rank[self.by_age] = np.arange(len(entries))
+        self.nbytes = entries["nbytes"].astype(np.int64) + FRAME_NBYTES
+        self._segments = entries["segment"]
+        self._by_segment = np.argsort(self._segments, kind="stable")
+        self._sorted_segments = self._segments[self._by_segment]
+
+    def oldest(self, segments: Sequence[int], nbytes: int, num_records: int) -> NDArray[np.bool_]:
+        """Return which records of these segments are to go: the oldest, as many as are asked."""
+        is_theirs = np.isin(self._segments[self.by_age], np.array(segments, np.uint64))
+        theirs = self.by_age[is_theirs]
+        older_nbytes = np.cumsum(self.nbytes[theirs]) - self.nbytes[theirs]
+        older_count = np.arange(len(theirs))
+        is_old = np.zeros(len(self.nbytes), bool)
+        is_old[theirs[(older_nbytes < nbytes) | (older_count < num_records)]] = True
+        return is_old
+
+    def inside(self, segment: int) -> NDArray[np.intp]:
+        """Return the positions of the records in a segment."""
+        name = np.uint64(segment)
+        first = np.searchsorted(self._sorted_segments, name)
+        last = np.searchsorted(self._sorted_segments, name, "right")
+        return self._by_segment[first:last]
+
+
 @dataclass(frozen=True, slots=True)
 class _Choice:
     """What giving up a segment would mean."""
@@ -65,6 +102,7 @@ class _Choice:
     is_costly: bool
     """Whether records would go that are not among the oldest."""
     score: float
+    """Which of two equally costly ones goes first: the lower."""
     segment: int
     gain: int
     """Bytes that it gives back."""
@@ -72,36 +110,21 @@ class _Choice:
     kept: NDArray[np.intp]
 
 
-def _choices(
-    snapshot: Snapshot, candidates: Mapping[int, Segment], nbytes: int, num_records: int
-) -> list[_Choice]:
-    """Return what each candidate would give back, where the oldest records are to go."""
-    entries = snapshot.entries
-    order = np.lexsort((-entries["number"].astype(np.int64), entries["stamp"]))
-    rank = np.empty(len(entries), np.int64)
-    rank[order] = np.arange(len(entries))  # 0 is the oldest
-    cost = entries["nbytes"].astype(np.int64) + FRAME_NBYTES
-    is_old = np.zeros(len(entries), bool)
-    ours = order[np.isin(entries["segment"][order], np.array([*candidates], np.uint64))]
-    before = np.cumsum(cost[ours]) - cost[ours]
-    is_old[ours[(before < nbytes) | (np.arange(len(ours)) < num_records)]] = True
+def _weigh(records: _Records, is_old: NDArray[np.bool_], segment: int, capacity: int) -> _Choice:
+    """Say what giving up a segment would mean, where the old records are to go.
 
-    by_segment = np.argsort(entries["segment"], kind="stable")
-    names = entries["segment"][by_segment]
-    choices: list[_Choice] = []
-    for segment, known in candidates.items():
-        name = np.uint64(segment)
-        first, last = np.searchsorted(names, name), np.searchsorted(names, name, "right")
-        inside = by_segment[first:last]
-        young = inside[~is_old[inside]]
-        young = young[np.argsort(-rank[young])]  # youngest first
-        fits = young[np.cumsum(cost[young]) <= known.capacity // 2]
-        is_costly = len(fits) < len(young)
-        share = int(cost[young].sum()) / max(known.capacity, 1)
-        score = float(rank[inside].mean()) if is_costly else share
-        gain = known.capacity - int(cost[fits].sum())
-        choices.append(_Choice(is_costly, score, segment, gain, inside, fits))
-    return choices
+    The young ones are copied forward, the youngest first, up to half the segment. A segment with
+    more of them is costly, and goes by the age of what it holds; others by how little is copied.
+    """
+    inside = records.inside(segment)
+    young = inside[~is_old[inside]]
+    young = young[np.argsort(-records.rank[young])]
+    kept = young[np.cumsum(records.nbytes[young]) <= capacity // 2]
+    gain = capacity - int(records.nbytes[kept].sum())
+    if len(kept) < len(young):
+        return _Choice(True, float(records.rank[inside].mean()), segment, gain, inside, kept)
+    share = int(records.nbytes[young].sum()) / max(capacity, 1)
+    return _Choice(False, share, segment, gain, inside, kept)
 
 
 class Evictor:
@@ -123,25 +146,34 @@ class Evictor:
         One more is given up while the low watermark has not been reached, so that the work is
         spread over the writes to come. Returns whether there is room now.
         """
-        reserved, num_records = self._held()
         high, low = int(HIGH * budget_nbytes), int(LOW * budget_nbytes)
-        most_records = self._index.max_records
-        is_planned = False
-        while reserved + capacity > high or num_records > most_records or self._planned:
-            is_needed = reserved + capacity > high or num_records > most_records
-            if not self._planned:
-                if is_planned:
-                    break
-                is_planned = True
-                excess = num_records - int(LOW * most_records)
-                self._plan(reserved + capacity - low, excess if num_records > most_records else 0)
-                continue
-            self._give_up(self._planned.pop(0), segment_nbytes, budget_nbytes)
-            if not is_needed:
-                break
-            reserved, num_records = self._held()
+        may_plan = True
         reserved, num_records = self._held()
-        return reserved + capacity <= budget_nbytes and num_records <= most_records
+        while reserved + capacity > high or num_records > self._index.max_records:
+            if not self._planned and may_plan:
+                excess = num_records - int(LOW * self._index.max_records)
+                self._plan(reserved + capacity - low, excess if self.is_crowded else 0)
+                may_plan = False
+            if not self._planned:
+                break
+            self._give_up(self._planned.pop(0), segment_nbytes, budget_nbytes)
+            reserved, num_records = self._held()
+        if self._planned:
+            self._give_up(self._planned.pop(0), segment_nbytes, budget_nbytes)
+            reserved, num_records = self._held()
+        return reserved + capacity <= budget_nbytes and num_records <= self._index.max_records
+
+    def give_way(self, nbytes: int, segment_nbytes: int) -> None:
+        """Give up the oldest segments, for others who need so much of the disk.
+
+        Nothing is copied forward: there is no room for that.
+        """
+        self._plan(nbytes, 0)
+        while self._planned and nbytes > 0:
+            victim = self._planned.pop(0)
+            nbytes -= self._nbytes(victim.segment)
+            self._give_up(replace(victim, kept=frozenset()), segment_nbytes, budget_nbytes=0)
+        self._planned.clear()
 
     @property
     def is_crowded(self) -> bool:
@@ -188,6 +220,7 @@ class Evictor:
         try:
             kept = [(key, entry) for key, entry, is_kept in live if is_kept]
             placed = [] if fd is None else self._copy(fd, kept, segment_nbytes, budget_nbytes)
+            self._appender.sync()  # before the only other copy goes
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:

@@ -221,6 +221,11 @@ class Index:
         with self._env.begin(write=True) as txn:
             yield Change(txn, self._records, self._segments)
 
+    def sync(self) -> None:
+        """Have it on the disk as it is now. O(what has changed)."""
+        self._check()
+        self._env.sync(True)
+
     def is_at(self, path: Path) -> bool:
         """Return whether ``path`` still is this index's file."""
         try:

@@ -31,8 +31,9 @@ from hicache.backends.lmdb.reading import read
 from hicache.backends.lmdb.segments import SegmentFiles
 from hicache.backends.lmdb.writing import Appender, Placed, Record
 from hicache.codec import parse
-from hicache.disk import directory
+from hicache.disk import directory, space
 from hicache.disk.frame import DEAD, FRAME_NBYTES, unpack
+from hicache.disk.options import DiskOptions
 from hicache.disk.threads import Threads
 from hicache.disk.vector import nbytes_of
 from hicache.errors import ConfigError, CorruptPage, StorageError, StorageFull, StorageUnavailable
@@ -51,16 +52,26 @@ _MOST_MOVES = 3
 """How often a record that is being read may be moved before it is passed over."""
 
 
+_DEFAULT = DiskOptions()
+
+
 class Store:
     """One directory, open."""
 
-    def __init__(self, path: Path, budget_nbytes: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        budget_nbytes: int,
+        clock: Callable[[], float],
+        options: DiskOptions = _DEFAULT,
+    ) -> None:
         """Open or make it; the first process to do so repairs it. Raises ``StorageError``."""
         if budget_nbytes < LEAST_NBYTES:
             raise ConfigError(f"{path}: a store needs {LEAST_NBYTES >> 20} MiB or more")
         self.num_lost = 0
         """Records that were found damaged or gone when they were read."""
         self._clock = clock
+        self._keep_free_nbytes = options.keep_free_nbytes
         map_nbytes = min(max(budget_nbytes // 64, 1 << 20), 1 << 30) // 4096 * 4096
         self._whole_budget_nbytes = budget_nbytes
         self._budget_nbytes = budget_nbytes - map_nbytes - LOCK_NBYTES
@@ -74,8 +85,10 @@ class Store:
         except BaseException:
             os.close(self._lock)
             raise
-        self._appender = Appender(self._files, self._index)
+        self._appender = Appender(self._files, self._index, options.durability)
         self._evictor = Evictor(self._files, self._index, self._appender)
+        held = sum(self._files.found().values())
+        space.tell_if_too_large(path, budget_nbytes, held, self._keep_free_nbytes)
 
     def _open(self, map_nbytes: int) -> None:
         is_first = _lock(self._lock, self._path)
@@ -138,12 +151,21 @@ class Store:
                 records.append(Record(key, nbytes, _number(buffers), stamp, lead, buffers))
         if self._evictor.is_crowded:
             self._evictor.make_room(0, self._segment_nbytes, self._budget_nbytes)
+        if records:
+            self._keep_free()
         for group in self._fitting(records):
             placed = self._appender.append(group)
             with self._index.change() as change:
                 self._appender.enter(change, placed)
             is_held.update((key, True) for key, _ in placed)
+        if records and self._appender.durability == "commit":
+            self._index.sync()
         return [is_held[key] for key, _ in items]
+
+    def sync(self) -> None:
+        """Have on the disk what was put so far, data before names."""
+        self._appender.sync()
+        self._index.sync()
 
     def delete(self, keys: Sequence[PageKey]) -> None:
         entries = self._index.look_up(keys)
@@ -221,6 +243,8 @@ class Store:
         """Seal what is being written and let go. No other thread may use the store any more."""
         try:
             self._appender.seal()
+            if self._appender.durability != "none":
+                self._index.sync()
         except (StorageError, lmdb.Error, OSError) as error:
             logger.warning("%s: not sealed: %s", self._path, error)
         finally:
@@ -262,6 +286,14 @@ class Store:
             return  # what was copied forward has opened one
         if not has_room or not self._appender.start(capacity, self._budget_nbytes):
             raise StorageFull(f"{self._path}: no room within its budget")
+
+    def _keep_free(self) -> None:
+        """Give way where the disk has too little left; raise ``StorageFull`` if in vain."""
+        lacking = -space.room_nbytes(self._path, self._keep_free_nbytes)
+        if lacking > 0:
+            self._evictor.give_way(lacking, self._segment_nbytes)
+            if space.room_nbytes(self._path, self._keep_free_nbytes) < 0:
+                raise StorageFull(f"{self._path}: its disk has less free than it is to keep")
 
     def _forget(self, lost: Sequence[Placed]) -> None:
         """Remove records that could not be read, unless they have been written again."""

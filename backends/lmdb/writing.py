@@ -10,6 +10,8 @@ from typing_extensions import Buffer
 from hicache.backends.lmdb.index import Change, Entry, Index, Segment
 from hicache.backends.lmdb.segments import SegmentFiles, create
 from hicache.disk.frame import FRAME_NBYTES, Frame
+from hicache.disk.options import Durability
+from hicache.disk.syncing import sync_folders
 from hicache.disk.vector import write_all
 from hicache.errors import StorageUnavailable
 from hicache.keys import PageKey
@@ -50,6 +52,8 @@ class _Active:
     fd: int
     capacity: int
     used: int = 0
+    is_dirty: bool = False
+    """Whether something of it may not be on the disk."""
 
 
 def place(used: int, nbytes: int, lead: int) -> int:
@@ -64,7 +68,8 @@ def place(used: int, nbytes: int, lead: int) -> int:
 class Appender:
     """The segment that this process writes. One thread only."""
 
-    def __init__(self, files: SegmentFiles, index: Index) -> None:
+    def __init__(self, files: SegmentFiles, index: Index, durability: Durability = "none") -> None:
+        self.durability = durability
         self._files = files
         self._index = index
         self._active: _Active | None = None
@@ -95,6 +100,8 @@ class Appender:
                 os.unlink(self._files.path(segment))
         if is_accepted:
             self._active = _Active(segment, fd, capacity)
+            if self.durability != "none":
+                sync_folders([str(self._files.folder)])
         return is_accepted
 
     def leave_removed(self) -> None:
@@ -123,6 +130,9 @@ class Appender:
             os.ftruncate(active.fd, active.used)  # what did not fit must not stay on a full disk
             raise
         active.used = end
+        active.is_dirty = True
+        if self.durability == "commit":
+            self.sync()
         return placed
 
     def enter(self, change: Change, placed: Sequence[Placed]) -> None:
@@ -142,11 +152,18 @@ class Appender:
             elif segment == self.segment:
                 raise StorageUnavailable("the index no longer knows the segment being written")
 
+    def sync(self) -> None:
+        """Have on the disk what was appended, where anything is promised. Names may follow."""
+        if self._active is not None and self._active.is_dirty and self.durability != "none":
+            os.fdatasync(self._active.fd)
+            self._active.is_dirty = False
+
     def seal(self) -> None:
         """Close the open segment: it keeps only the room that it has used."""
-        active, self._active = self._active, None
-        if active is None:
+        if self._active is None:
             return
+        self.sync()
+        active, self._active = self._active, None
         try:
             with self._index.change() as change:
                 known = change.segment(active.segment)
