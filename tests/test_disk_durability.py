@@ -33,12 +33,23 @@ class Power:
         self._contents: dict[int, bytes] = {}
         self._names: dict[int, dict[str, int]] = {}
         """Of directories and files by inode; a directory's names and their inodes."""
-        real = os.fdatasync, os.fsync, Index.sync
-        monkeypatch.setattr(os, "fdatasync", lambda fd: (real[0](fd), self._note(fd)))
-        monkeypatch.setattr(os, "fsync", lambda fd: (real[1](fd), self._note(fd)))
-        monkeypatch.setattr(
-            Index, "sync", lambda index: (real[2](index), self.order.append("index"))
-        )
+        datasync, sync, sync_index = os.fdatasync, os.fsync, Index.sync
+
+        def note_data(fd: int) -> None:
+            datasync(fd)
+            self._note(fd)
+
+        def note_any(fd: int) -> None:
+            sync(fd)
+            self._note(fd)
+
+        def note_index(index: Index) -> None:
+            sync_index(index)
+            self.order.append("index")
+
+        monkeypatch.setattr(os, "fdatasync", note_data)
+        monkeypatch.setattr(os, "fsync", note_any)
+        monkeypatch.setattr(Index, "sync", note_index)
 
     def cut(self, disk: Disk) -> None:
         """Leave of the store what was synced; its own directory and the format file stay."""

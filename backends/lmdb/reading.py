@@ -72,7 +72,12 @@ def read(
                 frame, keys[position], entry.nbytes, segment, entry.offset
             )
 
-    threads.share(read_run, _runs(entries, into, threads.num_threads))
+    runs = _runs(entries, into, threads.num_threads)
+    if sum([run.end - run.start for run in runs]) >= _LEAST_SHARE:
+        threads.share(read_run, runs)
+    else:  # with many short calls, threads wait for the GIL rather than for the disk
+        for run in runs:
+            read_run(run)
     return is_intact
 
 
@@ -106,6 +111,4 @@ def _runs(
         run.vector += buffers if room == nbytes else limit(buffers, nbytes)
         run.end = offset + FRAME_NBYTES + min(nbytes, room)
         run.members.append(_Member(position, entry, frame, run.end))
-        if room < nbytes:
-            run = None  # the rest of the record is not read, so the next needs a call of its own
     return runs
