@@ -73,7 +73,7 @@ def test_transfers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("backend", ["lmdb", "memory"])
 def test_storage(tmp_path: Path, backend: str) -> None:
     def run(path: Path, *, is_quick: bool) -> int:
-        return bench_storage.run(path, is_quick=is_quick, backend=backend, folder=tmp_path)
+        return bench_storage.run(path, is_quick=is_quick, backends=[backend], folder=tmp_path)
 
     figures = figures_of(run, tmp_path)
 

@@ -11,10 +11,11 @@ import tempfile
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
 
 from rich.progress import Progress
@@ -29,18 +30,24 @@ from hicache.tools.report import Figures
 
 KIB = 1024
 NUM_PAGES = 128
+"""A batch, as far as it fits into ``_BATCH_NBYTES``."""
+_BATCH_NBYTES = 256 * KIB * KIB
 _BUDGET_NBYTES = 16 << 30
 """As of a store in use, far more than is written: a small one would be cut into small segments."""
-_POOL_PAGES = 32 * NUM_PAGES
+_POOL_BATCHES = 32
 """Of L2, of which only the pages in use are ever touched. ``PageStore`` lends a 32nd of it to
 writes at a time: from this size on a batch goes down in one call; in a smaller L2, in several."""
 PAGE_SIZE = 64
-SIZES_KIB = (64, 360, 2048)
+SIZES_KIB = (64, 360, 2048, 8192)
+BACKENDS = ("lmdb", "file")
+"""Those that we keep files with. The bars are for the first."""
 BARS: dict[str, tuple[str, dict[int, float]]] = {
     "write": ("plain_write", {360: 0.60, 2048: 0.60}),
     "read_warm": ("memcpy", {360: 0.45, 2048: 0.60}),
     "read_busy": ("memcpy_busy", {}),
     "read_cold": ("plain_cold", {360: 0.85, 2048: 0.85}),
+    "loop_warm": ("memcpy", {}),
+    "loop_cold": ("plain_cold", {}),
 }
 """What each is compared with, and by KiB a page what the default backend must reach of it."""
 NAMESPACE = NamespaceDigest(sha256(b"hicache bench storage").digest())
@@ -53,23 +60,24 @@ def run(
     json_path: Path | None = None,
     *,
     is_quick: bool = False,
-    backend: str = "lmdb",
+    backends: Sequence[str] = BACKENDS,
     folder: Path | None = None,
 ) -> int:
-    """Measure a backend in a new directory below ``folder``; print figures; return the exit code.
+    """Measure backends in new directories below ``folder``; print figures; return the exit code.
 
-    The directory is removed afterwards.
+    The directories are removed afterwards.
     """
-    figures = Figures(f"storage: {backend}, batches of {NUM_PAGES} pages")
+    title = f"storage: {', '.join(backends)}; batches of {NUM_PAGES} pages, 256 MiB at most"
+    figures = Figures(title)
     sizes = SIZES_KIB[:2] if is_quick else SIZES_KIB
-    num_rounds = 3 if is_quick else 8
+    num_rounds = {kib: 3 if is_quick or kib > 2048 else 8 for kib in sizes}
     with Progress(transient=True, disable=not os.isatty(2)) as progress:
-        task = progress.add_task("storage", total=len(sizes) * num_rounds)
-        for kib in sizes:
+        task = progress.add_task("storage", total=len(backends) * sum(num_rounds.values()))
+        for backend, kib in product(backends, sizes):
             with tempfile.TemporaryDirectory(prefix="hicache-bench-", dir=folder) as made:
                 bench = _Bench(backend, Path(made), kib * KIB)
                 with bench.opened():
-                    for _ in range(num_rounds):
+                    for _ in range(num_rounds[kib]):
                         bench.round()
                         progress.advance(task)
                     bench.cold_round()
@@ -90,12 +98,17 @@ class _Bench:
     _memory: memoryview = field(init=False)
     _num_ops: int = 0
 
+    @property
+    def num_pages(self) -> int:
+        """Of a batch."""
+        return min(NUM_PAGES, _BATCH_NBYTES // self.page_nbytes)
+
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Open the backend, with a pool whose pages in use have all been touched."""
-        nbytes = 2 * NUM_PAGES * self.page_nbytes
+        nbytes = 2 * self.num_pages * self.page_nbytes
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        pool = mmap.mmap(-1, _POOL_PAGES * self.page_nbytes, flags=flags)
+        pool = mmap.mmap(-1, _POOL_BATCHES * self.num_pages * self.page_nbytes, flags=flags)
         pool.madvise(mmap.MADV_HUGEPAGE)
         self._memory = memoryview(pool)
         for start in range(0, nbytes, self.page_nbytes):
@@ -116,7 +129,7 @@ class _Bench:
     def round(self) -> None:
         """Do everything once."""
         number = len(self.rounds.get("write", []))
-        pages = page_refs(number)
+        pages = page_refs(number)[: self.num_pages]
         plain = self.folder / f"plain-{number}"
         _write_down(self.folder)
         self._time("plain_write", lambda: self._write_plain(plain))
@@ -127,23 +140,27 @@ class _Bench:
         self._time("memcpy", self._copy)
         self._time("read_warm", lambda: self._read(pages))
         self._time("contains", lambda: self._probe(pages))
+        if number == 0:
+            self._write_files()
+        self._time("loop_warm", self._read_files)
         with _busy_thread():
             self._time("read_busy", lambda: self._read(pages))
             self._time("memcpy_busy", self._copy)
 
     def cold_round(self) -> None:
         """Read once more, with nothing in the system's cache; then a plain file, likewise."""
-        pages = page_refs(0)
+        pages = page_refs(0)[: self.num_pages]
         for _ in range(2):
             _write_down(self.folder, is_forgotten=True)
             self._time("read_cold", lambda: self._read(pages))
             _write_down(self.folder, is_forgotten=True)
             self._time("plain_cold", lambda: self._read_plain(self.folder / "plain-0"))
+            self._time("loop_cold", self._read_files)
 
     def report(self, figures: Figures, backend: str, kib: int) -> None:
         """Add what was measured; bars are for the default backend."""
-        prefix, mb = f"storage.{backend}.{kib}", NUM_PAGES * self.page_nbytes / 1e6
-        contains_us = [seconds / NUM_PAGES * 1e6 for seconds in self.rounds.pop("contains")]
+        prefix, mb = f"storage.{backend}.{kib}", self.num_pages * self.page_nbytes / 1e6
+        contains_us = [seconds / self.num_pages * 1e6 for seconds in self.rounds.pop("contains")]
         rates = {name: [mb / each for each in rounds] for name, rounds in self.rounds.items()}
         for name, values in rates.items():
             best, spread = max(values), (min(values), max(values))
@@ -165,28 +182,44 @@ class _Bench:
 
     def _copy(self) -> None:
         memory, nbytes = self._memory, self.page_nbytes
-        half = NUM_PAGES * nbytes
+        half = self.num_pages * nbytes
         for start in range(0, half, nbytes):
             memory[half + start : half + start + nbytes] = memory[start : start + nbytes]
 
     def _write_plain(self, path: Path) -> None:
-        total = NUM_PAGES * self.page_nbytes
+        total = self.num_pages * self.page_nbytes
         with open(path, "xb", buffering=0) as file:
             for start in range(0, total, _PLAIN_NBYTES):
                 file.write(self._memory[start : min(start + _PLAIN_NBYTES, total)])
 
     def _read_plain(self, path: Path) -> None:
-        half = NUM_PAGES * self.page_nbytes
+        half = self.num_pages * self.page_nbytes
         with open(path, "rb", buffering=0) as file:
             count = os.preadv(file.fileno(), [self._memory[half:]], 0)
         assert count == half
 
+    def _file(self, number: int) -> Path:
+        return self.folder / f"page-{number}"
+
+    def _write_files(self) -> None:
+        nbytes = self.page_nbytes
+        for number in range(self.num_pages):
+            self._file(number).write_bytes(self._memory[number * nbytes : (number + 1) * nbytes])
+
+    def _read_files(self) -> None:
+        """Read pages as simple backends do: one file a page, one after the other, unproved."""
+        half, nbytes = self.num_pages * self.page_nbytes, self.page_nbytes
+        for number in range(self.num_pages):
+            start = half + number * nbytes
+            with open(self._file(number), "rb", buffering=0) as file:
+                assert file.readinto(self._memory[start : start + nbytes]) == nbytes
+
     def _write(self, pages: list[PageRef]) -> None:
-        self._store.store(self._op(), NAMESPACE, pages, array("i", range(NUM_PAGES)))
+        self._store.store(self._op(), NAMESPACE, pages, array("i", range(self.num_pages)))
         self._finish()
 
     def _read(self, pages: list[PageRef]) -> None:
-        target = array("i", range(NUM_PAGES, 2 * NUM_PAGES))
+        target = array("i", range(self.num_pages, 2 * self.num_pages))
         self._store.fetch(self._op(), NAMESPACE, pages, target)
         self._finish()
 

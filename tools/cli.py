@@ -179,8 +179,13 @@ def bench_transfer(json: Json = None, quick: Quick = False) -> int:
 @bench.command("storage")
 def bench_storage(
     backend: Annotated[
-        str, typer.Option(metavar="SPEC", help="Name of a backend, or package.module:Class.")
-    ] = "lmdb",
+        list[str] | None,
+        typer.Option(
+            metavar="SPEC",
+            help="Name of a backend, or package.module:Class; may be given again. "
+            "Default: lmdb and file.",
+        ),
+    ] = None,
     folder: Annotated[
         Path | None, typer.Option("--dir", metavar="PATH", help="Where to measure.")
     ] = None,
@@ -190,7 +195,8 @@ def bench_storage(
     """A storage backend: batches of pages written and read, against memcpy and plain files."""
     from hicache.tools import bench_storage
 
-    return bench_storage.run(json, is_quick=quick, backend=backend, folder=folder)
+    backends = backend or bench_storage.BACKENDS
+    return bench_storage.run(json, is_quick=quick, backends=backends, folder=folder)
 
 
 @bench.command("codec")
