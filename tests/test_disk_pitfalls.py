@@ -1,10 +1,41 @@
 """Storage that lies: what has broken elsewhere, tried on both disk backends.
 
-The names R1 to S6 are rows of a list of such failures; each test is one row's input.
+Each name is the row's of a list of such failures. Where a row is tried, with records here, with
+pages in ``test_disk_pitfall_pages``; and where it is tried without a disk too:
+
+=====  =====================================  ==================================================
+row    what is done to it                     tests (``test_…`` left out)
+=====  =====================================  ==================================================
+R1     a record cut short                     disk_pitfalls; store_records
+R2     a record cut to nothing, put again     disk_pitfalls; store_records
+R3     another KV dtype                       disk_pitfall_pages; store_records, codec
+R4     another model, a name alike            disk_pitfall_pages; store_records
+R5     foreign files, another namespace       disk_pitfalls, disk_pitfall_pages
+R6     a victim that cannot be deleted        disk_pitfalls
+R7     one budget, several models             disk_processes
+R8     one budget, several processes          disk_processes
+R9     what a crash left behind               disk_processes
+R10    a model name of 231 characters         disk_pitfalls, disk_pitfall_pages
+R11    files deleted behind our back          disk_pitfalls, disk_pitfall_pages; store_records
+R12    later pages without earlier ones       disk_pitfall_pages; store_records
+R13    one flipped byte                       disk_pitfall_pages; codec
+R14    another layout of equal size           disk_pitfall_pages; store_records
+S1     other weights                          disk_pitfall_pages; store_records
+S2     a restart                              disk_processes, disk_pitfall_pages
+S3     kill -9                                torture_processes
+S4     a full disk, quota, read-only, map     disk_pitfalls, disk_space, disk_processes
+S5     raises, hangs, returns short           disk_pitfall_pages; store_faults, store_hangs
+S6     a record that is being written         disk_processes, torture_processes
+S7     keys of another process                disk_pitfall_pages; codec
+S8     the same key, other tokens             disk_pitfall_pages; store_records, codec
+S9     another tenant                         disk_pitfall_pages; store_records
+S10    fields that run together               disk_pitfall_pages; store_records
+=====  =====================================  ==================================================
 """
 
 import errno
 import os
+import re
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -49,6 +80,16 @@ async def read_all(disk: Disk, *names: str) -> list[bytes | None]:
         None if length is None else bytes(buffer[:length])
         for length, buffer in zip(lengths, buffers, strict=True)
     ]
+
+
+def test_the_table_above_leaves_no_row_out_and_names_no_file_in_vain() -> None:
+    rows = dict(re.findall(r"^([RS]\d+) .{40}(.*)$", __doc__ or "", re.MULTILINE))
+
+    assert rows.keys() == {f"R{n}" for n in range(1, 15)} | {f"S{n}" for n in range(1, 11)}
+    for row, files in rows.items():
+        for file in re.findall(r"\w+", files):
+            source = Path(__file__).with_name(f"test_{file}.py").read_text()
+            assert re.search(rf"def test_(\w+_)?{row.lower()}_", source), (row, file)
 
 
 # ---------------------------------------------------------------- damage
