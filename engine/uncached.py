@@ -159,7 +159,7 @@ class PrivatePages:
         return True
 
 
-def _nothing_to_wait_for(op: OpId, layer: int) -> None:
+def _nothing_to_wait_for(op: OpId, layer: int) -> int:
     raise AssertionError("nothing is ever loaded")
 
 

@@ -43,9 +43,12 @@ def batch_of(work: Sequence[Work]) -> Batch:
     """Return one forward over all of it."""
     leases = [item.lease for item in work]
 
+    covered = 0  # layers that what is computed next may read
+
     def wait(layer: int) -> None:
-        for lease in leases:
-            lease.wait(layer)
+        nonlocal covered
+        if layer >= covered:
+            covered = min(lease.wait(layer) for lease in leases)
 
     slices: list[SequenceSlice] = []
     for item in work:

@@ -113,6 +113,23 @@ def test_a_gpu_that_fails_under_a_load_revokes_it(world: World) -> None:
     assert [each.request for each in world.cache.poll().revoked] == [4]
 
 
+def test_a_step_waits_once_a_layer_group(world: World) -> None:
+    world.in_host_only()
+    lease = world.lease(4, PROMPT)
+    before = len(world.gpu.waits)
+
+    covered = 0
+    for layer in range(LAYOUT.num_layers):
+        if layer >= covered:
+            covered = lease.wait(layer)
+
+    waits = world.gpu.waits[before:]
+    assert waits.count(("compute", "load")) == 2
+    world.gpu.run()
+    assert lease.is_intact
+    assert lease.wait(0) >= LAYOUT.num_layers
+
+
 def test_a_forward_waits_for_the_layers_that_it_reads_and_no_more(world: World) -> None:
     world.in_host_only()
     seen: list[torch.Tensor] = []

@@ -48,6 +48,16 @@ def test_first_layers_can_be_read_while_others_still_arrive() -> None:
     assert bench.gpu.log[:3] == ["load", "load", "forward"]
 
 
+def test_a_wait_tells_which_layers_it_covers() -> None:
+    bench = Bench(num_layer_groups=2)
+    bench.transfer.load(OpId(1), slots(0, 2), slots(3, 5))
+    bench.transfer.copy_page(OpId(2), "host", 1, 6)
+
+    assert [bench.transfer.wait(OpId(1), layer) for layer in range(4)] == [2, 2, 4, 4]
+    assert bench.transfer.wait(OpId(2), 0) == 4
+    assert bench.transfer.wait(OpId(3), 0) == 4, "nothing is on its way"
+
+
 def test_waiting_for_what_is_unknown_or_over_costs_nothing() -> None:
     bench = Bench()
     bench.transfer.load(OP, slots(0), slots(3))
@@ -329,14 +339,17 @@ def test_closing_ends_also_on_a_gpu_that_failed() -> None:
 
 
 @pytest.mark.gpu
-def test_pages_come_back_from_a_real_gpu() -> None:
-    layout = KVLayout(8, 2, 64, "bfloat16", 64)
+@pytest.mark.parametrize("staging_nbytes", [0, 1 << 20])
+@pytest.mark.parametrize("page_size", [16, 1024])
+def test_pages_come_back_from_a_real_gpu(page_size: int, staging_nbytes: int) -> None:
+    layout = KVLayout(8, 2, 64, "bfloat16", page_size)
     device = DevicePool(layout, 64, "cuda")
     host = HostPool(layout, 64, CudaRegistrar())
     device.pages.copy_(torch.randn(device.pages.shape, dtype=torch.bfloat16))
     expected = device.pages.cpu()
-    transfer = open_transfer(device, host)
-    there, back = array("i", torch.randperm(64).tolist()), array("i", torch.randperm(64).tolist())
+    transfer = open_transfer(device, host, staging_nbytes=staging_nbytes)
+    order = torch.arange(64) if staging_nbytes else torch.randperm(64)
+    there, back = array("i", order.tolist()), array("i", torch.randperm(64).tolist())
 
     transfer.back_up(OpId(1), array("i", range(64)), there)
     torch.cuda.synchronize()

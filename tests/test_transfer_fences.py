@@ -53,8 +53,13 @@ MUTANTS: dict[str, tuple[ModuleType, str, str]] = {
     ),
     "the computation waits for the first layers only": (
         cuda,
-        "lane.arrival(copy, self._group_of[layer])",
+        "lane.arrival(copy, group)",
         "lane.arrival(copy, 0)",
+    ),
+    "the computation is told that more layers are there": (
+        cuda,
+        "return self._ends[group] if is_load else len(self._group_of)",
+        "return len(self._group_of)",
     ),
     "a load is known to nobody who waits": (cuda, "copy = self._by_op.get(op)", "copy = None"),
     "a layer group is there before its last part": (

@@ -1,5 +1,6 @@
 """A request's claim on pages in L1, as the engine holds it."""
 
+import sys
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,18 +25,17 @@ class Lease:
     """Leading tokens whose KV is in the slots, or was on its way there; less after a revoke."""
     loads: set[OpId]
     """What is still on its way."""
-    wait_for_load: Callable[[OpId, int], None]
+    wait_for_load: Callable[[OpId, int], int]
     confirm: Callable[["Lease"], None]
     """Waits for the outcome of ``loads``."""
     is_revoked: bool = False
 
-    def wait(self, layer: int) -> None:
-        """Return when this layer of what is being loaded may be read.
+    def wait(self, layer: int) -> int:
+        """Return when this layer of what is being loaded may be read: the first that may not yet.
 
         On a GPU the stream waits, not the caller. Whether it came well, ``is_intact`` tells.
         """
-        for op in self.loads:
-            self.wait_for_load(op, layer)
+        return min((self.wait_for_load(op, layer) for op in self.loads), default=sys.maxsize)
 
     @property
     def is_intact(self) -> bool:

@@ -42,6 +42,7 @@ class FakeTransfer(Transfer):
         self.is_closed = False
         self._pages = {"device": device.pages, "host": host.pages}
         self._finished: list[Finished] = []
+        self._num_layers = device.layout.num_layers
 
     def load(self, op: OpId, source: "array[int]", target: "array[int]") -> None:
         """Remember to copy pages L2 to L1."""
@@ -75,11 +76,12 @@ class FakeTransfer(Transfer):
         for op in list(self.pending):
             self.complete(op)
 
-    def wait(self, op: OpId, layer: int) -> None:
+    def wait(self, op: OpId, layer: int) -> int:
         """Complete the operation if it is pending: time has passed, as far as the caller sees."""
         self.waited.append((op, layer))
         if op in self.pending:
             self.complete(op)
+        return self._num_layers
 
     def fence(self) -> None:
         """Count."""

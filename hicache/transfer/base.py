@@ -64,8 +64,8 @@ class Transfer(ABC):
         """Copy one whole page of L1 or L2 into L1, behind the load that brings it if one does."""
 
     @abstractmethod
-    def wait(self, op: OpId, layer: int) -> None:
-        """Let what is computed next see this layer of a load.
+    def wait(self, op: OpId, layer: int) -> int:
+        """Let what is computed next see this layer of a load; return the first that it may not see.
 
         CPU: blocks. CUDA: the current stream waits, the thread does not. Returns at once for an
         operation that is unknown or over. A load that failed raises nothing: its outcome tells.

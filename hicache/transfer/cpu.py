@@ -106,13 +106,14 @@ class CpuTransfer(Transfer):
         slots = array("i", [source]), array("i", [target])
         self._ask(self._loads, self._job(op, origin, self._device, *slots))
 
-    def wait(self, op: OpId, layer: int) -> None:
-        """Block until the whole load has arrived."""
+    def wait(self, op: OpId, layer: int) -> int:
+        """Block until the whole load has arrived; return the number of layers."""
         assert 0 <= layer < self._layout.num_layers
         with self._condition:
             job = self._by_op.get(op)
         if job is not None:
             job.is_over.wait()
+        return self._layout.num_layers
 
     def fence(self) -> None:
         """Do nothing: on a CPU what was computed is there when the call returns."""

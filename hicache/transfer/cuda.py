@@ -112,6 +112,7 @@ class CudaTransfer(Transfer):
         self._group_of = [
             group for group, (first, end) in enumerate(layers) for _ in range(first, end)
         ]
+        self._ends = [end for _, end in layers]
         layer_nbytes = layout.page_nbytes // layout.num_layers
         self._groups = [slice(first * layer_nbytes, end * layer_nbytes) for first, end in layers]
         self._page = slice(0, layout.page_nbytes)
@@ -179,16 +180,22 @@ class CudaTransfer(Transfer):
         way = _Way(self._device, self._host, found, [self._page])
         self._ask(self._back_ups, op, way, num_pages)
 
-    def wait(self, op: OpId, layer: int) -> None:
-        """Let the current stream wait until this layer of a load has arrived."""
+    def wait(self, op: OpId, layer: int) -> int:
+        """Let the current stream wait for this layer of a load, and the others of its group.
+
+        Return the first layer behind that group.
+        """
         assert 0 <= layer < len(self._group_of)
         copy = self._by_op.get(op)
         if copy is None:
-            return
-        lane = self._loads if op in self._arriving else self._pages
-        event = lane.arrival(copy, self._group_of[layer])
+            return len(self._group_of)
+        is_load = op in self._arriving
+        lane = self._loads if is_load else self._pages
+        group = self._group_of[layer]
+        event = lane.arrival(copy, group)
         if event is not None:
             self._streams.current().wait_event(event)
+        return self._ends[group] if is_load else len(self._group_of)
 
     def fence(self) -> None:
         """Let copies asked for from now on start behind the current stream as it is now."""
