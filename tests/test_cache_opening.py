@@ -75,3 +75,34 @@ def test_a_mistake_that_is_not_the_disk_s_is_not_blamed_on_it(
         budget(tmp_path / "store", "lmbd")
 
     assert "disk" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, "memory up to 0.00 GB in {path}, best_effort,"),
+        ({"codec": "zstd-planes"}, "best_effort, zstd-planes,"),
+        ({"key": "5a" * 32}, "best_effort, encrypted,"),
+        ({"codec": "zstd", "key_file": "{path}.key"}, "best_effort, zstd, encrypted,"),
+    ],
+)
+def test_how_pages_are_stored_is_said(tmp_path: Path, settings: dict[str, str], said: str) -> None:
+    path = tmp_path / "store"
+    key_file = tmp_path / "store.key"
+    key_file.touch(0o600)
+    key_file.write_text("a5" * 32)
+    storage = {name: value.format(path=path) for name, value in settings.items()}
+    config = CacheConfig.model_validate(
+        {
+            "page_size": 16,
+            "device": {"size": "4p"},
+            "host": {"size": "32p"},
+            "storage": {"backend": "memory", "path": path, "size": "1MB", **storage},
+        }
+    )
+
+    parts = open_parts(LAYOUT, config, "cpu", clock=lambda: 0.0)
+    described = parts.describe()[2]
+    parts.close(1)
+
+    assert said.format(path=path) in f"{described},"

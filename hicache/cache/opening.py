@@ -83,7 +83,7 @@ class Parts:
         where = f" in {self.store_path}" if self.store_path else ""
         lines.append(
             f"L3 storage  {config.storage.backend}{budget}{where}, "
-            f"{config.storage.prefetch}{records}"
+            f"{config.storage.prefetch}{_coding(config.storage)}{records}"
         )
         return lines
 
@@ -182,6 +182,12 @@ def _backend(config: StorageConfig, path: Path, budget_nbytes: int) -> StorageBa
                 "half of what its disk has left"
             ) from None
         raise
+
+
+def _coding(config: StorageConfig) -> str:
+    codec = "" if config.codec == "none" else f", {config.codec}"
+    is_sealed = config.key is not None or config.key_file is not None
+    return f"{codec}, encrypted" if is_sealed else codec
 
 
 def _tier(layout: KVLayout, num_pages: int) -> str:
