@@ -73,7 +73,7 @@ def _target(output: Path | None) -> Iterator[BinaryIO]:
         return
     temporary = output.with_name(f"{output.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with open(temporary, "wb", opener=showing.private) as file:
             yield file
         temporary.replace(output)
     except OSError as error:

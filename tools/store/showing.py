@@ -1,6 +1,7 @@
 """How results look: sizes and times as people read them, tables, JSON, a progress bar."""
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -69,6 +70,11 @@ def show_json(content: object) -> None:
 def say(text: str) -> None:
     """Print a message, beside the results."""
     print(f"hicache: {text}", file=sys.stderr)
+
+
+def private(path: str, flags: int) -> int:
+    """Open a file that only its owner may read, as all of a store."""
+    return os.open(path, flags, 0o600)
 
 
 class Bar:

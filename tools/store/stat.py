@@ -31,7 +31,7 @@ async def run(backend: StorageBackend, place: Place, *, is_json: bool) -> int:
         )
         return 0
     table = showing.table(
-        "namespace", "model", ">pages", ">size", ">prompts", ">longest", ">written", ">used",
+        "namespace", "model", ">pages", ">size", ">prompts", ">longest", ">oldest", ">used",
         ">reused",
     )  # fmt: skip
     now = time.time()
@@ -59,7 +59,7 @@ def _row(named: Named, share: Share, now: float) -> list[str]:
         showing.size(share.nbytes),
         f"{share.num_first:,}",
         longest if share.num_pages else "-",
-        _between(share, now),
+        _ago(share.first_created, now),
         _ago(share.last_used, now),
         reused,
     ]
@@ -70,11 +70,6 @@ def _summary(place: Place, found: Survey, stats: StorageStats) -> str:
     parts = [f"{place}: {showing.count(num_pages, 'page')}, {showing.size(stats.nbytes)} on disk"]
     parts += [f"{number:,} {what}" for what, number in sorted(found.others.items())]
     return ", ".join(parts)
-
-
-def _between(share: Share, now: float) -> str:
-    first, last = _ago(share.last_created, now), _ago(share.first_created, now)
-    return first if first == last else f"{first} to {last}"
 
 
 def _ago(when: float | None, now: float) -> str:

@@ -82,7 +82,7 @@ def label(tokens: bytes, decoder: Decoder | None, width: int) -> str:
         text = " ".join(str(one) for one in ids)
         is_cut = len(tokens) > _SHOWN_IDS * TOKEN_NBYTES
     else:
-        text = decoder.decode(unpack(tokens), skip_special_tokens=False)
+        text = decoder.decode(unpack(tokens), skip_special_tokens=False).strip(" ")
         text, is_cut = text.replace("\n", "⏎"), False
         text = "".join(char if char.isprintable() else "·" for char in text)
     if is_cut or len(text) > width:

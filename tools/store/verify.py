@@ -14,6 +14,7 @@ from hicache.storage import StorageBackend, StoredRecord
 from hicache.tools.store import naming, reading, showing
 from hicache.tools.store.naming import Named
 from hicache.tools.store.reading import Found, Reader
+from hicache.tools.store.showing import private
 from hicache.tools.store.survey import NEWER, OLDER, what_is
 
 _HEAD_NBYTES = 152
@@ -231,7 +232,8 @@ def _claimed(record: StoredRecord) -> Header | None:
 
 def _keep(path: Path, data: memoryview) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(path, "wb", opener=private) as file:
+            file.write(data)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
