@@ -142,6 +142,24 @@ def test_uses_are_written_down_once_an_interval_and_once_each() -> None:
         assert world.backend.num_calls["touch"] == 1
 
 
+def test_the_description_of_a_namespace_is_used_with_its_pages() -> None:
+    """Nothing reads it, so that it would be the first to be evicted."""
+    space = namespace()
+    room = 4 * (PAGE_NBYTES + 256)
+    with World(inner=MemoryBackend(room)) as world:
+        world.store.describe(space)
+        for first in range(0, 40, 4):
+            [page] = page_refs(1, first_token=first, namespace=space.digest)
+            assert world.store_pages([page]) == [True]
+            world.store.touch([page.key])
+            world.store.pump()
+            world.advance(60)
+            world.wait_until(lambda: world.backend.num_calls["touch"] > 0)
+            world.backend.num_calls.clear()
+
+        assert world.probe_keys([PageKey(space.digest)]) == [True]
+
+
 def test_uses_beyond_what_is_kept_are_forgotten() -> None:
     with World() as world:
         many = [PageKey(number.to_bytes(32)) for number in range((1 << 17) + 1)]

@@ -10,6 +10,7 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from hicache.codec import PageCodec, encode_namespace, open_keyring
 from hicache.config import StorageConfig
@@ -24,6 +25,9 @@ from hicache.store.ledger import Ledger
 from hicache.store.operations import AWAITED, KINDS, Operation
 
 log = logging.getLogger(__name__)
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 _STALL_S = 1.0
 """A deadline that the loop has missed by this much means that a backend blocks it."""
@@ -84,6 +88,8 @@ class PageStore:
         )
         self._descriptors: dict[NamespaceDigest, Operation] = {}
         """The last try at each descriptor that is not known to be stored."""
+        self._described: dict[PageKey, None] = {}
+        """The descriptors of namespaces that were described last."""
         self._conductor = Conductor(
             backend, self._codec, memory, self._ledger, config, clock=clock, wake=self.wake
         )
@@ -139,8 +145,12 @@ class PageStore:
         self._submit(Operation("store", keys, op, namespace, pages, source))
 
     def touch(self, keys: Sequence[PageKey]) -> None:
-        """Count these records as used. Written down once an interval."""
-        self._conductor.touch(keys)
+        """Count these records as used. Written down once an interval.
+
+        So are the descriptions of the namespaces in use: nothing else ever reads them, and they
+        would be the first to be evicted.
+        """
+        self._conductor.touch([*keys, *self._described])
 
     def delete(self, keys: Sequence[PageKey]) -> None:
         """Remove records. Stores of the same pages that were asked for before go first."""
@@ -157,6 +167,9 @@ class PageStore:
         """
         digest = namespace.digest
         record = encode_namespace(digest, namespace.descriptor, time.time_ns() // 1000)
+        self._described.pop(PageKey(digest), None)
+        self._described[PageKey(digest)] = None
+        self._forget_oldest(self._described)
         self._describe(digest, record)
 
     def scan(self, namespace: NamespaceDigest) -> None:
@@ -264,9 +277,13 @@ class PageStore:
     def _describe(self, digest: NamespaceDigest, record: Sequence[bytes]) -> None:
         operation = Operation("describe", [PageKey(digest)], record=record)
         self._descriptors[digest] = operation
-        if len(self._descriptors) > _MAX_DESCRIPTORS:
-            del self._descriptors[next(iter(self._descriptors))]
+        self._forget_oldest(self._descriptors)
         self._submit(operation)
+
+    @staticmethod
+    def _forget_oldest(remembered: dict[_Key, _Value]) -> None:
+        if len(remembered) > _MAX_DESCRIPTORS:
+            del remembered[next(iter(remembered))]
 
     def _describe_again(self, digest: NamespaceDigest) -> None:
         """Try a descriptor again that failed; forget the one that is there."""
