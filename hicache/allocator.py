@@ -11,8 +11,26 @@ Invariants, asserted by ``check``:
 
 from array import array
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from hicache.errors import ConfigError
+
+
+class Slots(Protocol):
+    """Hands out the slots of a pool, each to one owner at a time."""
+
+    @property
+    def num_free(self) -> int:
+        """Slots that nobody has."""
+
+    def allocate(self, count: int) -> "array[int] | None":
+        """Return ``count`` slots, which the caller owns; ``None`` where fewer are free."""
+
+    def free(self, slots: Sequence[int]) -> None:
+        """Take slots back, in any order."""
+
+    def check(self) -> None:
+        """Assert that no slot is free twice."""
 
 
 class SlotAllocator:

@@ -1,7 +1,9 @@
 """What the planner must know of the world."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from hicache.allocator import SlotAllocator, Slots
 from hicache.eviction import Rank
 from hicache.prefetch import PrefetchPolicy
 from hicache.writing import WritePolicy
@@ -38,3 +40,5 @@ class PlannerConfig:
     """Distinct requests that must have used a page before it is stored; L2 keeps it meanwhile."""
     prefill_tokens_per_s: float | None = None
     """Seed of the measured rate."""
+    slots: Callable[[int], Slots] = SlotAllocator
+    """Makes what hands out the slots of a pool of that many. No decision depends on which."""

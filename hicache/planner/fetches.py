@@ -73,6 +73,7 @@ class Fetches:
             return True  # those before it have the room, and will leave it
         if prefetch.waiting_since is None or (was_blocked and not prefetch.is_blocked):
             prefetch.waiting_since = books.now
+        prefetch.awaited_pages = prefetch.num_pages
         deadline = prefetch.waiting_since + self._weighing.patience_s(prefetch.num_pages)
         if deadline != prefetch.deadline:
             prefetch.deadline = deadline
@@ -87,6 +88,16 @@ class Fetches:
             return True
         request.unused = "no_room" if prefetch.is_blocked else "late"
         return False  # what lands before L1 has room is used all the same
+
+    def is_waiting(self, prefetch: Prefetch, now: float) -> bool:
+        """Whether ``must_wait`` would say so again: nothing has changed since it last did."""
+        return (
+            prefetch.is_pending
+            and not prefetch.is_blocked
+            and prefetch.deadline is not None
+            and now < prefetch.deadline
+            and prefetch.num_pages == prefetch.awaited_pages
+        )
 
     def _fetch_again(self, request: Request, prefetch: Prefetch) -> None:
         """Fetch what was at hand when a request came, and has gone while it waited for its turn."""

@@ -21,17 +21,17 @@ class Keeping:
     def keep(self, path: list[Node], until: float) -> None:
         """Keep the nodes of a path, from the top, until the share is used up."""
         books = self._books
-        kept = [*books.kept]
+        kept = [*books.orders.kept]
         device = int(self._config.device_pages * MAX_KEPT) - sum(n.device.num_pages for n in kept)
         host = int(self._config.host_pages * MAX_KEPT) - sum(n.host.num_pages for n in kept)
         for node in path:
-            if node not in books.kept:
+            if node not in books.orders.kept:
                 device -= node.device.num_pages
                 host -= node.host.num_pages
             if min(device, host) < 0 or not node.device.num_pages + node.host.num_pages:
                 return
             node.kept_until = max(node.kept_until, until)
-            books.kept[node] = None
+            books.orders.kept[node] = None
             books.refresh(node)
             self._earliest = min(self._earliest, until)
 
@@ -39,8 +39,8 @@ class Keeping:
         """End what is over. O(1) until something may be."""
         books = self._books
         if self._earliest <= books.now:
-            books.unkeep([node for node in books.kept if node.kept_until <= books.now])
-            self._earliest = min((node.kept_until for node in books.kept), default=math.inf)
+            books.unkeep([node for node in books.orders.kept if node.kept_until <= books.now])
+            self._earliest = min((node.kept_until for node in books.orders.kept), default=math.inf)
 
     def next_deadline(self) -> float:
         """Return when something may be over; infinity where nothing is kept."""

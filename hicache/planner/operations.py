@@ -131,6 +131,8 @@ class Prefetch:
     """Whether its request's turn has come."""
     waiting_since: float | None = None
     deadline: float | None = None
+    awaited_pages: int = 0
+    """``num_pages`` when the deadline was worked out."""
 
     @property
     def is_pending(self) -> bool:

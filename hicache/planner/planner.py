@@ -97,6 +97,14 @@ class Planner:
         actions, books.actions = books.actions, []
         return actions
 
+    def is_waiting(self, request: RequestId, now: float) -> bool:
+        """Whether a request that was told to wait for storage would be told so again. O(1).
+
+        Only a speed-up: to ask all the same with ``Wanted`` does no harm.
+        """
+        prefetch = self.requests[request].prefetch
+        return prefetch is not None and self._fetches.is_waiting(prefetch, now)
+
     def match(self, namespace: NamespaceDigest, tokens: bytes) -> TierPages:
         """Return how many leading pages each tier could give. Changes nothing."""
         tree = self._books.trees.get(namespace)

@@ -5,24 +5,21 @@ Invariants, asserted by ``check`` beside those of the trees:
 
 1. Per pool, over all trees: free + in a tree (resident, incoming) + detached + orphans of
    operations + private to requests = capacity, counted from what is.
-2. A copy that is held, leased, kept or incoming is in no eviction order; every other is, if it
-   is a leaf of its tier, or redundant in L2.
+2. Every copy has its places in the orders, and no other (``Orders``).
 3. Holds on a copy are exactly those of the live operations and prefetches.
 """
 
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from hicache.actions import Action, Fact, Tier
-from hicache.allocator import SlotAllocator
 from hicache.events import OpId, RequestId
-from hicache.eviction import POLICIES, EvictionOrder
 from hicache.keys import NamespaceDigest
 from hicache.planner.config import PlannerConfig
 from hicache.planner.ghosts import Cause, Ghosts
 from hicache.planner.operations import TARGET, Kind, Operation, Prefetch, Span, residence
+from hicache.planner.orders import Orders
 from hicache.tree import NO_CHILDREN, NO_SLOTS, Claim, HiRadixTree, Node
 
 
@@ -35,20 +32,18 @@ class Residency:
         self.trees: dict[NamespaceDigest, HiRadixTree] = {}
         self.tree_users: Counter[NamespaceDigest] = Counter()
         """Requests that refer to a tree."""
-        self.device_slots = SlotAllocator(config.device_pages)
-        self.host_slots = SlotAllocator(config.host_pages)
-        self.device_order = EvictionOrder(config.device_rank, lambda node: node.device)
-        self.host_order = EvictionOrder(self._host_rank, lambda node: node.host)
-        self.belief_order = EvictionOrder(POLICIES["lru"], lambda node: node)
+        self.device_slots = config.slots(config.device_pages)
+        self.host_slots = config.slots(config.host_pages)
+        self.orders = orders = Orders(config)
+        self.refresh: Callable[[Node], None] = orders.refresh
+        """Has a node placed anew in the eviction orders before the next victim is chosen."""
         self.operations: dict[OpId, Operation] = {}
         self.demotions: dict[Operation, None] = {}
         """Back-ups after which the L1 pages are freed."""
+        self.num_demoting = 0
+        """Pages of those."""
         self.detached: set[Node] = set()
         """Nodes outside every tree whose host pages are still held or arriving."""
-        self.kept: dict[Node, None] = {}
-        """Nodes that an operator wants to stay in L1 or L2."""
-        self.skipped: dict[Node, None] = {}
-        """Nodes that L2 keeps for the sake of what is below them, for now."""
         self.ghosts = Ghosts(config)
         self.actions: list[Action] = []
         self.facts: list[Fact] = []
@@ -77,10 +72,10 @@ class Residency:
         self, node: Node, tier: Tier, slots: "array[int]", incoming: "array[int]" = NO_SLOTS
     ) -> None:
         """Say which pages of a node are in a tier, and keep all counts and orders in step."""
-        where = residence(node, tier)
-        had_pages = where.num_pages > 0
+        where = node.device if tier == "device" else node.host
+        had_pages = bool(where.slots or where.incoming)
         where.slots, where.incoming = slots or NO_SLOTS, incoming or NO_SLOTS
-        has_pages = where.num_pages > 0
+        has_pages = bool(slots or incoming)
         parent = node.parent
         if parent is not None and had_pages != has_pages:
             residence(parent, tier).children += has_pages - had_pages
@@ -93,41 +88,9 @@ class Residency:
             node.leases += change
             self.refresh(node)
 
-    def refresh(self, node: Node) -> None:
-        """Enter a node in the eviction orders, or take it out, as it now deserves. O(log n)."""
-        is_free = node.parent is not None and node not in self.kept
-        device, host = node.device, node.host
-        if (
-            is_free
-            and device.slots
-            and not (node.leases or device.holds or device.children or device.incoming)
-        ):
-            if device.entry is None or device.entry[0] != self.config.device_rank(node):
-                self.device_order.put(node)
-        elif device.entry is not None:
-            self.device_order.discard(node)
-        if (
-            is_free
-            and host.slots
-            and not (host.holds or host.incoming)
-            and (not host.children or self.is_redundant(node))
-        ):
-            if host.entry is None or host.entry[0] != self._host_rank(node):
-                self.host_order.put(node)
-        elif host.entry is not None:
-            self.host_order.discard(node)
-        if is_free and self._is_belief(node):
-            if node.entry is None or node.entry[0] != node.last_used:
-                self.belief_order.put(node)
-        elif node.entry is not None:
-            self.belief_order.discard(node)
-
     def forget_beliefs(self) -> None:
         """Forget the oldest beliefs beyond ``max_beliefs``, from the tails of branches on."""
-        while len(self.belief_order) > self.config.max_beliefs:
-            node = self.belief_order.first()
-            assert node is not None
-            assert self._is_belief(node)
+        while (node := self.orders.excess_belief()) is not None:
             node.stored = 0
             self.settle(node, "storage")
 
@@ -140,7 +103,7 @@ class Residency:
             return
         run.reverse()
         for part in run[:-1]:
-            self._forget(part)
+            self.orders.forget(part)
         self.refresh(node.tree.merge(run))
 
     def merge_around(self, node: Node) -> None:
@@ -154,7 +117,7 @@ class Residency:
     def unkeep(self, nodes: Iterable[Node]) -> None:
         """End the protection of nodes that were to be kept."""
         for node in nodes:
-            self.kept.pop(node, None)
+            self.orders.kept.pop(node, None)
             node.kept_until = 0.0
             self.refresh(node)
 
@@ -171,39 +134,21 @@ class Residency:
         return config.writing.is_due(node), node.users >= config.min_store_users
 
     def _on_split(self, upper: Node, lower: Node) -> None:
-        if lower in self.kept:
-            self.kept[upper] = None
+        if lower in self.orders.kept:
+            self.orders.kept[upper] = None
         self.refresh(upper)
         self.refresh(lower)
-
-    def _is_belief(self, node: Node) -> bool:
-        """Whether a node is known for what L3 has of it alone, and leads nowhere else."""
-        return not (node.children or node.claims or node.device.num_pages or node.host.num_pages)
-
-    def is_redundant(self, node: Node) -> bool:
-        """Whether leading pages of L2 only repeat L1 and L3, or L1 where no copies are wanted."""
-        num_pages = min(len(node.device.slots), len(node.host.slots))
-        return num_pages > 0 and (
-            node.stored >= num_pages or not self.config.writing.keeps_copies_of_l1
-        )
-
-    def _host_rank(self, node: Node) -> tuple[bool, Any]:
-        return (not self.is_redundant(node), self.config.host_rank(node))
-
-    def _forget(self, node: Node) -> None:
-        self.kept.pop(node, None)
-        self.skipped.pop(node, None)
-        self.device_order.discard(node)
-        self.host_order.discard(node)
-        self.belief_order.discard(node)
 
     # ------------------------------------------------------------ pages that are nowhere
 
     def settle(self, node: Node, cause: Cause) -> None:
         """Let the pages leave the tree that are nowhere any more, with all below them."""
-        reach = max(node.device.num_pages, node.host.num_pages, node.stored + node.storing)
-        parent = node.parent
-        if parent is None or reach == node.num_pages:
+        device, host, parent, num_pages = node.device, node.host, node.parent, node.num_pages
+        if parent is None or num_pages in (len(device.slots), len(host.slots), node.stored):
+            self.refresh(node)
+            return
+        reach = max(device.num_pages, host.num_pages, node.stored + node.storing)
+        if reach == num_pages:
             self.refresh(node)
             return
         for child in list(node.children.values()):
@@ -217,7 +162,7 @@ class Residency:
             return
         for claim in node.claims:
             claim.on_detach(node)
-        self._forget(node)
+        self.orders.forget(node)
         self.refresh(parent)
         self.drop_if_empty(parent.tree)
 
@@ -236,7 +181,7 @@ class Residency:
             self.ghosts.remember(node, 0, cause)
             node.parent, node.children, node.firsts = None, NO_CHILDREN, None
             node.stored = node.storing = 0
-            self._forget(node)
+            self.orders.forget(node)
             for claim in node.claims:
                 claim.on_detach(node)
             self.detached.add(node)
@@ -283,6 +228,11 @@ class Residency:
         self.operations[op.id] = op
         return op
 
+    def demote(self, op: Operation) -> None:
+        """Note that the L1 pages of a back-up are to be freed when it has ended."""
+        self.demotions[op] = None
+        self.num_demoting += op.num_pages
+
     def bring(self, op: Operation, node: Node, slots: "array[int]") -> None:
         """Say that an operation brings pages to a node, behind those in its target tier."""
         tier = TARGET[op.kind]
@@ -326,9 +276,10 @@ class Residency:
         self.release_holds(op)
         slots = self.device_slots if TARGET[op.kind] == "device" else self.host_slots
         slots.free(op.orphans)
-        self.demotions.pop(op, None)
-        while self.skipped:
-            self.refresh(self.skipped.popitem()[0])
+        if op in self.demotions:
+            del self.demotions[op]
+            self.num_demoting -= op.num_pages
+        self.orders.end_skips()
         del self.operations[op.id]
 
     def _claim(self, node: Node, claim: Claim) -> None:
@@ -346,6 +297,7 @@ class Residency:
             holds.update((id(node), op.held_tier) for node in op.held)
         for prefetch in prefetches:
             holds.update((id(node), tier) for node, tier in prefetch.held)
+        self.orders.check()
         for tree in self.trees.values():
             tree.check()
             for node in tree.nodes():
@@ -353,7 +305,7 @@ class Residency:
                 counts["host"] += node.host.num_pages
                 assert node.device.holds == holds.pop((id(node), "device"), 0), node
                 assert node.host.holds == holds.pop((id(node), "host"), 0), node
-                self._check_orders(node)
+                self.orders.check_node(node)
                 assert node.parent is not None
                 assert node.parent.is_root or node.users <= node.parent.users, node
         for node in self.detached:
@@ -362,18 +314,9 @@ class Residency:
         assert not holds, "a hold on a node that is nowhere"
         assert counts["device"] + self.device_slots.num_free == self.config.device_pages
         assert counts["host"] + self.host_slots.num_free == self.config.host_pages
-        for order in (self.device_order, self.host_order, self.belief_order):
-            order.check()
+        assert self.num_demoting == sum(op.num_pages for op in self.demotions)
         self.device_slots.check()
         self.host_slots.check()
-
-    def _check_orders(self, node: Node) -> None:
-        device, host = node.device.entry, node.host.entry
-        is_listed = node.entry is not None or node in self.kept
-        assert is_listed or not self._is_belief(node), f"never forgotten: {node}"
-        self.refresh(node)
-        assert node.device.entry is device, f"stale in the order of L1: {node}"
-        assert node.host.entry is host or node in self.skipped, f"stale in that of L2: {node}"
 
 
 def leading(outcomes: list[bool]) -> int:

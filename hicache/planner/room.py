@@ -39,16 +39,19 @@ class Room:
     def coming(self) -> int:
         """L1 slots that are free, or will be when the demotions under way are done."""
         books = self._books
-        return books.device_slots.num_free + sum(op.num_pages for op in books.demotions)
+        return books.device_slots.num_free + books.num_demoting
 
     def demote_ahead(self) -> None:
-        """Keep the low-water mark of free L1 pages, where evicting would need a copy."""
+        """Keep the low-water mark of free L1 pages, where evicting would need a copy.
+
+        A victim goes whole, up to a batch: many small copies would cut it up page by page.
+        """
         low_water = self._config.low_water_pages
         while (missing := low_water - self.coming) > 0:
-            victim = self._books.device_order.first()
+            victim = self._books.orders.device_victim()
             if victim is None or self._may_go_at_once(victim):
                 return
-            self._demote(victim, missing)
+            self._demote(victim, max(missing, min(low_water, self._config.batch_pages)))
 
     def trim_device(
         self,
@@ -69,11 +72,11 @@ class Room:
     def _make_room(self, num_pages: int) -> None:
         books = self._books
         while (missing := num_pages - self.coming) > 0:
-            victim = books.device_order.first()
+            victim = books.orders.device_victim()
             if victim is None:
-                if not books.kept:
+                if not books.orders.kept:
                     return
-                books.unkeep(list(books.kept))
+                books.unkeep(list(books.orders.kept))
             elif self._may_go_at_once(victim):
                 is_demoted = bool(victim.host.slots)
                 wanted = min(len(victim.device.slots), missing)
@@ -95,7 +98,7 @@ class Room:
                 victim.tree.split(victim, keep)
             op = self.back_up(victim)
             if op is not None:
-                self._books.demotions[op] = None
+                self._books.demote(op)
                 return
         reason = "busy" if victim.host.incoming else "host_full"
         is_stored = victim.stored >= len(victim.device.slots)
@@ -107,11 +110,11 @@ class Room:
         """Return free L2 slots, evicting what may be evicted; None if there are not enough."""
         books = self._books
         while (missing := num_pages - books.host_slots.num_free) > 0:
-            victim = books.host_order.first()
+            victim = books.orders.host_victim()
             if victim is not None:
                 self._evict_host(victim, missing)
-            elif books.kept:
-                books.unkeep(list(books.kept))
+            elif books.orders.kept:
+                books.unkeep(list(books.orders.kept))
             else:
                 return None
         return books.host_slots.allocate(num_pages)
@@ -139,10 +142,9 @@ class Room:
         """Free trailing L2 pages of a victim, or put it off if it leads to what is in use."""
         books = self._books
         if self._is_needed(victim):
-            books.host_order.discard(victim)
-            books.skipped[victim] = None  # until some operation has ended
+            books.orders.skip(victim)  # until some operation has ended
             return
-        if len(victim.device.slots) < len(victim.host.slots) and books.is_redundant(victim):
+        if len(victim.device.slots) < len(victim.host.slots) and books.orders.is_redundant(victim):
             victim = victim.tree.split(victim, len(victim.device.slots))  # the rest is not in L1
         resident = len(victim.host.slots)
         num_pages = min(num_pages, resident)
@@ -176,11 +178,11 @@ class Room:
     def flush(self) -> None:
         """Empty L1 and L2 of all that may be evicted."""
         books = self._books
-        books.unkeep(list(books.kept))
+        books.unkeep(list(books.orders.kept))
         self.release_prefetches()
-        while (node := books.device_order.first()) is not None:
+        while (node := books.orders.device_victim()) is not None:
             self.trim_device(node, len(node.device.slots), "evicted", "flush")
-        while (node := books.host_order.first()) is not None:
+        while (node := books.orders.host_victim()) is not None:
             self._evict_host(node, len(node.host.slots))
 
     def forget(self, node: Node) -> None:

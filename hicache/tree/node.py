@@ -162,10 +162,12 @@ class Node:
     def refs(self, first: int, last: int) -> list[PageRef]:
         """Return what identifies the pages ``first`` to ``last - 1`` of this node."""
         parent = self.parent_key() if first == 0 else self.key(first - 1)
-        refs = []
+        self.key(last - 1)
+        keys, tokens, nbytes, refs = self.keys, self.tokens, self.tree.page_nbytes, list[PageRef]()
         for index in range(first, last):
-            key = self.key(index)
-            refs.append(PageRef(key, parent, self.start + index, self.page(index)))
+            key = PageKey(keys[index * KEY_NBYTES : (index + 1) * KEY_NBYTES])
+            page = tokens[index * nbytes : (index + 1) * nbytes]
+            refs.append(PageRef(key, parent, self.start + index, page))
             parent = key
         return refs
 

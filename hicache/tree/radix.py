@@ -69,7 +69,7 @@ class HiRadixTree:
         """
         node, offset = match.node, match.num_pages * self.page_nbytes
         wanted = tokens[offset : offset + self.page_nbytes]
-        if not wanted:
+        if not wanted or self.page_size == 1:  # a page of one token agrees whole or not at all
             return None
         if match.inside < node.num_pages:
             num_tokens = _agreeing_tokens(wanted, node.page(match.inside))

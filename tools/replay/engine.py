@@ -132,11 +132,15 @@ class Engine:
     def _schedule(self) -> None:
         """Let as many waiting requests run as may."""
         self._is_stale = False
-        passed_over: list[Job] = []
+        world, passed_over = self._world, list[Job]()
+        is_waiting = world.planner.is_waiting
         while self._waiting and self._can_admit() and len(passed_over) < WINDOW:
             job = self._waiting[0]
+            if is_waiting(RequestId(job.index), world.now):
+                passed_over.append(self._waiting.popleft())
+                continue
             num_grains = len(job.tokens) // TOKEN_NBYTES
-            answer = self._world.send(Wanted(RequestId(job.index), num_grains))
+            answer = world.send(Wanted(RequestId(job.index), num_grains))
             if isinstance(answer, Wait) and answer.reason != "storage":
                 break
             self._waiting.popleft()

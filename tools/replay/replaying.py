@@ -1,6 +1,9 @@
 """One replay: a workload and settings in, a result out. Deterministic."""
 
+import gc
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from hicache.errors import ConfigError
@@ -18,6 +21,7 @@ from hicache.tools.replay.settings import (
     rank,
     writing,
 )
+from hicache.tools.replay.slots import PlainSlots
 from hicache.tools.replay.storage import VirtualStore
 from hicache.tools.replay.tally import Outcome, Tally
 from hicache.tools.replay.workload import Workload
@@ -47,7 +51,8 @@ def replay(workload: Workload, settings: Settings, sharing: Sharing | None = Non
     settings.check()
     sharing = sharing or find_sharing(workload)
     world, tally = open_world(workload, settings, sharing)
-    Engine(settings, world, tally).run(workload.jobs)
+    with _uncollected():
+        Engine(settings, world, tally).run(workload.jobs)
     config = world.planner.config
     storage = _num_pages(settings.l3, workload.page_size, config.page_nbytes, math.inf)
     min_hits = None
@@ -101,7 +106,21 @@ def planner_config(workload: Workload, settings: Settings, sharing: Sharing) -> 
         prefill_tokens_per_s=(
             settings.prefill_tokens_per_s / workload.grain_tokens if is_timed else None
         ),
+        slots=PlainSlots,
     )
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keep the garbage collector from walking over all nodes again and again: what leaves the
+    trees is free of cycles, and is freed at once without it. It took a fifth of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _num_pages(text: str, page_size: int, page_nbytes: int, unlimited: float) -> float:
