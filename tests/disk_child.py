@@ -20,7 +20,7 @@ from hicache.backends.lmdb import LmdbBackend
 from hicache.errors import StorageFull
 from hicache.keys import PageKey
 from hicache.storage import StorageBackend
-from hicache.testing.conformance import key, record
+from hicache.testing.records import key, record
 
 BACKENDS: dict[str, type[LmdbBackend] | type[FileBackend]] = {
     "file": FileBackend,

@@ -1,6 +1,7 @@
 """The backend that fails on demand does just what it is told, and nothing else."""
 
 import asyncio
+import importlib
 import threading
 
 import pytest
@@ -9,7 +10,7 @@ from hicache.backends.memory import MemoryBackend
 from hicache.errors import StorageFull
 from hicache.keys import PageKey
 from hicache.storage import StorageStats
-from hicache.testing import Chances, Fault, FaultyBackend, Gate, flip, lose, truncate
+from hicache.testing import Chances, Fault, FaultyBackend, Gate, flip, lose, tear, truncate
 from hicache.testing.conformance import key, put, read, record
 from hicache.testing.faulty import Method
 
@@ -51,6 +52,8 @@ METHODS: list[Method] = [
 def test_it_is_like_the_backend_inside() -> None:
     backend = faulty()
 
+    assert backend.is_there()
+    assert not backend.outlives_process
     assert (backend.evicts_itself, backend.is_shared) == (True, False)
     assert (backend.max_batch, backend.alignment) == (128, 1)
 
@@ -106,6 +109,60 @@ async def test_a_tampered_read_is_scattered_over_its_buffers() -> None:
     lengths = await backend.get([key("a")], [[memoryview(first), memoryview(second)]])
 
     assert (lengths, bytes(first + second)) == ([100], record("a")[::-1])
+
+
+async def test_a_torn_read_has_its_length_and_ends_in_zeros() -> None:
+    backend = faulty()
+    await put(backend, "a")
+    backend.next("get", Fault(tamper=tear))
+
+    torn = await read(backend, "a") or b""
+
+    assert len(torn) == 100
+    assert torn != record("a")
+    assert record("a").startswith(torn.rstrip(b"\0"))
+
+
+async def test_a_fault_comes_on_schedule() -> None:
+    backend = faulty()
+    await put(backend, "a")
+    backend.at("get", 2, Fault(tamper=lose))
+    backend.next("get", Fault(tamper=lose))
+
+    went = [await read(backend, "a") for _ in range(4)]
+
+    assert [found is None for found in went] == [True, False, True, False]
+    backend.at("get", 0, Fault(error=OSError()))
+    backend.heal()
+    assert await read(backend, "a") == record("a")
+
+
+async def test_a_call_that_is_delayed_may_be_over_after_the_next_one() -> None:
+    backend = faulty(Chances(delayed=0.5), seed=1)
+    order: list[int] = []
+
+    async def one(number: int) -> None:
+        await put(backend, number)
+        order.append(number)
+
+    await asyncio.gather(*(one(number) for number in range(12)))
+
+    assert sorted(order) == list(range(12))
+    assert order != list(range(12))
+
+
+async def test_a_call_that_hangs_by_chance_goes_on_when_the_gate_opens() -> None:
+    backend = faulty(Chances(hung=1.0))
+    hanging = asyncio.create_task(put(backend, "a"))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    hanging.cancel()
+    await asyncio.sleep(0)
+    assert not hanging.done()
+
+    backend.hung.open()
+
+    assert await hanging == [True]
 
 
 async def test_a_tampered_write_stays() -> None:
@@ -246,7 +303,7 @@ async def outcomes(backend: FaultyBackend) -> list[str]:
     return went
 
 
-MUCH = Chances(error=0.2, lost=0.2, truncated=0.2, flipped=0.2, short=0.2, full=0.2)
+MUCH = Chances(error=0.2, lost=0.2, truncated=0.2, flipped=0.2, torn=0.2, short=0.2, full=0.2)
 
 
 async def test_the_same_seed_fails_in_the_same_way() -> None:
@@ -271,3 +328,8 @@ async def test_healed_it_fails_no_more() -> None:
     assert await outcomes(backend) == ["[True] whole"] * 50
     assert await backend.stats() == StorageStats(50, 5000, None, 0)
     assert PageKey(bytes(32)) not in [found async for found, _ in backend.scan(0)]
+
+
+def test_what_the_package_does_not_have_is_told() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'BackendTest'"):
+        importlib.import_module("hicache.testing").__getattr__("BackendTest")

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from hicache.backends.memory import MemoryBackend
-from hicache.events import Event, Finished, Probed, Returned
+from hicache.events import Event, Finished, Probed, Returned, StorageDown, StorageUp
 from hicache.keys import PageKey
-from hicache.testing.faulty import Fault, Gate
+from hicache.testing.faulty import Chances, Fault, Gate
 from tests.stores import NAMESPACE, FakeClock, World, content, page_refs
 
 PATIENT = {"breaker_failures": 1000}
@@ -43,6 +43,36 @@ def test_s5_a_hung_read_that_wakes_up_late_changes_no_page_of_others() -> None:
         for number, page in enumerate(others):
             assert world.page(128 + number) == content(page.key)
         assert world.store.stats().num_fetched_pages == 8
+        world.store.check()
+
+
+def test_s5_a_hung_backend_costs_a_deadline_then_nothing_and_is_used_again_by_itself() -> None:
+    pages = page_refs(2)
+    with World(config={"breaker_failures": 2, "concurrency": 2}) as world:
+        world.store_pages(pages)
+        world.backend.chances = Chances(hung=1.0)
+        hung = [world.start_fetch(pages, first=128)]
+        world.wait_until(lambda: world.backend.num_calls["get"] == 1)
+        hung.append(world.start_fetch(pages, first=140))
+        world.wait_until(lambda: world.backend.num_calls["get"] == 2)
+        assert not [event for event in world.drain() if isinstance(event, Finished)]
+
+        world.advance(5)  # the deadline
+
+        assert [world.finished(op).outcomes for op in hung] == [(False, False)] * 2
+        world.wait_for(StorageDown)
+        num_calls = world.backend.num_calls["get"]
+        for _ in range(20):  # without a moment passing
+            assert world.fetch_pages(pages, first=200) == [False, False]
+        assert world.backend.num_calls["get"] == num_calls
+
+        world.backend.heal()
+        world.backend.hung.open()
+        for op in hung:
+            world.returned(op)
+        world.advance(5)  # the next trial
+        world.wait_for(StorageUp)
+        assert world.fetch_pages(pages) == [True, True]
         world.store.check()
 
 

@@ -26,7 +26,7 @@ from hicache.backends.file import FileBackend
 from hicache.backends.lmdb import LmdbBackend
 from hicache.keys import PageKey
 from hicache.storage import StorageBackend
-from hicache.testing.conformance import key, record
+from hicache.testing.records import key, record
 
 BACKENDS: dict[str, type[LmdbBackend] | type[FileBackend]] = {
     "file": FileBackend,
@@ -113,6 +113,7 @@ def main(kind: str, path: str, budget_nbytes: str) -> None:
         pid = os.fork()
         if pid == 0:
             code = 1
+            say("pid", os.getpid())
             try:
                 asyncio.run(use(kind, path, budget_nbytes, line.split()))
                 code = 0
@@ -120,7 +121,6 @@ def main(kind: str, path: str, budget_nbytes: str) -> None:
                 if code:
                     traceback.print_exc()
                 os._exit(code)
-        say("pid", pid)
         with suppress(ChildProcessError):
             _, status = os.waitpid(pid, 0)
             say("over", os.waitstatus_to_exitcode(status))
