@@ -3,10 +3,10 @@
 from collections import defaultdict
 from collections.abc import Iterator
 
-from prometheus_client.core import Metric, SummaryMetricFamily
+from prometheus_client.core import Metric
 
 from hicache.cache import CacheStats
-from hicache.engine.metric_families import by_label, by_labels, counter, gauge, gauges
+from hicache.engine.metric_families import by_label, by_labels, counter, gauge, gauges, histograms
 from hicache.store import StoreStats
 
 
@@ -63,9 +63,10 @@ def _storage(stats: StoreStats) -> Iterator[Metric]:
         yield gauge("storage_records", "Records stored", stats.backend.num_records)
         yield gauge("storage_used_bytes", "Bytes stored", stats.backend.nbytes)
         yield counter("storage_evicted_records", "Evicted", stats.backend.num_evicted)
-    calls = SummaryMetricFamily(
-        "hicache_storage_call_seconds", "Calls that returned", labels=["kind"]
+    yield histograms(
+        "storage_call_seconds", "Calls that returned", "kind", stats.call_seconds.items()
     )
-    for kind, seconds in stats.call_seconds.items():
-        calls.add_metric([kind], stats.num_calls.get(kind, 0), seconds)
-    yield calls
+    yield gauge("storage_day_written_bytes", "Written in 24 hours", stats.day_written_nbytes)
+    yield gauges("storage_tenant_bytes", "By tenant", "tenant", stats.tenant_nbytes.items())
+    evicted = stats.num_share_evicted_pages
+    yield counter("storage_share_evicted_pages", "Of tenants over their share", evicted)

@@ -1,30 +1,15 @@
 """What the engine counts. The step thread writes, anybody reads: numbers only, never decisions."""
 
-from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from hicache.actions import HitTokens
 from hicache.engine.outputs import FinishReason, Timing
+from hicache.histogram import Histogram
 
 HitTier = Literal["none", "device", "host", "storage"]
 
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-
-
-@dataclass(slots=True)
-class Histogram:
-    """Durations by bucket."""
-
-    bounds_s: tuple[float, ...] = TTFT_BUCKETS_S
-    counts: list[int] = field(default_factory=lambda: [0] * (len(TTFT_BUCKETS_S) + 1))
-    """One a bucket, not cumulative; the last is for what is longer than every bound."""
-    sum_s: float = 0.0
-
-    def add(self, seconds: float) -> None:
-        """Count one duration."""
-        self.counts[bisect_left(self.bounds_s, seconds)] += 1
-        self.sum_s += seconds
 
 
 @dataclass(slots=True)
@@ -55,7 +40,7 @@ class Counters:
     )
     """Requests by finish reason."""
     first_token_s: dict[HitTier, Histogram] = field(
-        default_factory=lambda: {tier: Histogram() for tier in get_args(HitTier)}
+        default_factory=lambda: {tier: Histogram(TTFT_BUCKETS_S) for tier in get_args(HitTier)}
     )
     """Time to first token, by the slowest tier that the request hit."""
 

@@ -1,8 +1,16 @@
 """Short ways to say a metric with its values; every name begins with ``hicache_``."""
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from hicache.histogram import Histogram
 
 
 def counter(name: str, text: str, value: float) -> Metric:
@@ -35,4 +43,14 @@ def gauges(name: str, text: str, label: str, values: Iterable[tuple[str, float]]
     family = GaugeMetricFamily(f"hicache_{name}", text, labels=[label])
     for key, value in values:
         family.add_metric([key], value)
+    return family
+
+
+def histograms(name: str, text: str, label: str, values: Iterable[tuple[str, Histogram]]) -> Metric:
+    """Return durations by bucket, and by one label."""
+    family = HistogramMetricFamily(f"hicache_{name}", text, labels=[label])
+    for key, histogram in values:
+        bounds = [*map(str, histogram.bounds_s), "+Inf"]
+        counts = map(float, accumulate(histogram.counts))
+        family.add_metric([key], list(zip(bounds, counts, strict=True)), histogram.sum_s)
     return family

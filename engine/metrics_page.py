@@ -4,16 +4,14 @@ Nothing is counted here: a scrape reads the engine's own totals, at the cost of 
 """
 
 from collections.abc import Iterator
-from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from hicache.engine.cache_metrics import cache_metrics
-from hicache.engine.counters import Histogram
 from hicache.engine.engine import Engine
-from hicache.engine.metric_families import by_label, counter, gauge
+from hicache.engine.metric_families import by_label, counter, gauge, histograms
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -59,11 +57,10 @@ class EngineCollector(Collector):
         yield counter("out_of_memory_steps", text, counters.num_out_of_memory)
         yield counter("step_seconds", "Wall clock in steps", counters.step_seconds)
         yield counter("cache_seconds", "CPU time in calls of the cache", engine.cache_seconds)
-        name, text = "hicache_time_to_first_token_seconds", "By the slowest tier that was hit"
-        family = HistogramMetricFamily(name, text, labels=["tier"])
-        for tier, histogram in counters.first_token_s.items():
-            family.add_metric([tier], _buckets(histogram), histogram.sum_s)
-        yield family
+        yield histograms(
+            "time_to_first_token_seconds", "By the slowest tier that was hit", "tier",
+            counters.first_token_s.items(),
+        )  # fmt: skip
 
 
 def render(engine: Engine) -> bytes:
@@ -71,12 +68,3 @@ def render(engine: Engine) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(EngineCollector(engine))
     return generate_latest(registry)
-
-
-def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    """Return cumulative counts by upper bound."""
-    bounds = [*map(str, histogram.bounds_s), "+Inf"]
-    return [
-        (bound, float(count))
-        for bound, count in zip(bounds, accumulate(histogram.counts), strict=True)
-    ]

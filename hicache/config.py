@@ -46,6 +46,15 @@ def _check_size_or_none(text: str) -> str:
     return text if text == "none" else _check_size(text)
 
 
+def _check_limit(text: str) -> str:
+    if text == "auto":
+        raise ValueError("a size, as 10GB, or none")
+    return _check_size_or_none(text)
+
+
+LimitText = Annotated[str, AfterValidator(_check_limit)]
+"""The same, or ``none``; not ``auto``."""
+
 SizeText = Annotated[str, AfterValidator(_check_size)]
 """``30000p`` pages, ``2M`` tokens, ``8GB`` bytes, or ``auto``."""
 
@@ -91,6 +100,14 @@ class HostConfig(Section):
     """When a page is copied from L1: at once, at its second distinct use, or on eviction."""
 
 
+class TenantConfig(Section):
+    """What one tenant may have, by its ``cache_salt``: ``[cache.storage.tenants.NAME]``."""
+
+    max_size: LimitText = "none"
+    """Most of the store that its pages may take; beyond it, those unused for longest are deleted
+    for new ones. none: no limit but the store's."""
+
+
 class StorageConfig(Section):
     """L3: disk, or whatever a plug-in reaches."""
 
@@ -101,6 +118,14 @@ class StorageConfig(Section):
     size: SizeText = "auto"
     """Budget of the store, for all namespaces and processes. auto: half the free disk, at most
     64 GB."""
+    max_written_per_day: LimitText = "none"
+    """Most that this process writes in any 24 hours, such as 50GB: what a disk's warranty allows.
+    Beyond it pages are not stored, and reads go on. none: no limit."""
+    tenant_max_size: LimitText = "none"
+    """Most of the store that each ``cache_salt`` may take that has no table of its own under
+    ``tenants``."""
+    tenants: dict[str, TenantConfig] = Field(default_factory=dict)
+    """Tenants by their ``cache_salt``, each with a table."""
     options: dict[str, Any] = Field(default_factory=dict)
     """The backend's own options, checked by the backend."""
     admission: AdmissionName = "first"

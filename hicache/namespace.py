@@ -76,7 +76,7 @@ class Namespace:
         """
         if salt is None:
             return replace(self, salt=None)
-        return replace(self, salt=sha256(salt.encode("utf-8", "surrogatepass")).digest())
+        return replace(self, salt=salt_digest(salt))
 
     @property
     def descriptor(self) -> bytes:
@@ -126,6 +126,11 @@ class Namespace:
         if namespace.descriptor != descriptor:
             raise InputError("no description of a namespace: it is not in canonical form")
         return namespace
+
+
+def salt_digest(salt: str) -> bytes:
+    """Return what a namespace keeps of a tenant's salt."""
+    return sha256(salt.encode("utf-8", "surrogatepass")).digest()
 
 
 def canonical_config(config: Mapping[str, object]) -> str:

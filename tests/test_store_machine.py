@@ -5,6 +5,7 @@ hold. Which calls hang, and when they return, is decided by the machine; what th
 it in the meantime is not, so no choice may depend on it.
 """
 
+import asyncio
 import time
 from collections.abc import Sequence
 from typing import ClassVar
@@ -14,13 +15,32 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from hicache.codec import header_nbytes
 from hicache.events import Finished, OpId, Probed, Returned, StorageDown, StorageUp
 from hicache.keys import PageRef
 from hicache.testing.faulty import Chances, Fault, Gate
-from tests.stores import NAMESPACE, PAGE_NBYTES, WAIT_S, World, page_refs, repetitive, slots
+from tests.stores import (
+    PAGE_NBYTES,
+    PAGE_SIZE,
+    WAIT_S,
+    World,
+    namespace,
+    page_refs,
+    repetitive,
+    slots,
+)
 
 NUM_PAGES = 96
-PAGES = [page for first in range(0, 3000, 1000) for page in page_refs(4, first_token=first)]
+TENANT = namespace().salted("tenant")
+NAMESPACE = TENANT.digest
+PAGES = [
+    page
+    for first in range(0, 3000, 1000)
+    for page in page_refs(4, first_token=first, namespace=NAMESPACE)
+]
+MAX_RECORDS = 7
+"""That the tenant may have."""
+RECORD_NBYTES = header_nbytes(PAGE_SIZE) + PAGE_NBYTES
 SOME_PAGES = st.lists(st.sampled_from(PAGES), min_size=0, max_size=6, unique_by=lambda p: p.key)
 MARK = b"\xa5" * PAGE_NBYTES
 
@@ -35,11 +55,17 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.world = World(
             num_pages=NUM_PAGES,
-            config={"breaker_failures": 2, "queue_pages": 18, "concurrency": 2, **self.storage},
+            config={
+                "breaker_failures": 2, "queue_pages": 18, "concurrency": 2,
+                "tenants": {"tenant": {"max_size": f"{MAX_RECORDS * RECORD_NBYTES}B"}},
+                "max_written_per_day": f"{200 * RECORD_NBYTES}B",
+                **self.storage,
+            },
             content=repetitive,
             item_nbytes=4,
-        )
+        )  # fmt: skip
         self.world.store.start()
+        self.world.store.describe(TENANT)
         self.free = set(range(NUM_PAGES))
         self.lent: dict[OpId, tuple[list[int], Sequence[PageRef], str]] = {}
         self.overdue: set[OpId] = set()
@@ -133,6 +159,9 @@ class StoreMachine(RuleBasedStateMachine):
             gate.open()
         self.gates.clear()
         self.world.wait_until(self.is_idle)
+        there = asyncio.run(self.world.inner.contains([page.key for page in PAGES]))
+        is_known = not self.storage  # coded records are shorter, and may have other names
+        assert not is_known or sum(there) <= MAX_RECORDS, "the tenant has more than its share"
 
     def is_idle(self) -> bool:
         self.world.advance(0.5)
@@ -165,6 +194,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.world.store.check()
         stats = self.world.store.stats()
         assert stats.num_overdue_pages <= NUM_PAGES // 8
+        assert stats.tenant_nbytes["tenant"] <= MAX_RECORDS * RECORD_NBYTES
+        assert stats.day_written_nbytes <= 200 * RECORD_NBYTES
         held = [slot for taken, _, _ in self.lent.values() for slot in taken]
         assert len(held) == len(set(held))
         assert self.free.isdisjoint(held)

@@ -9,6 +9,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import compress
 from operator import or_
 from typing import TypeVarTuple
 
@@ -20,6 +21,8 @@ from hicache.storage import StorageBackend
 from hicache.store.batch import Batch
 from hicache.store.coded import CodedPages
 from hicache.store.operations import Call, Kind
+from hicache.store.puts import Puts
+from hicache.store.quotas import Quotas
 from hicache.store.records import Records, flags_in
 from hicache.store.scratch import Scratch
 from hicache.store.workers import Workers
@@ -42,20 +45,27 @@ class Caller:
     """Makes calls to one backend. All methods but the constructor belong to the loop thread."""
 
     def __init__(
-        self, backend: StorageBackend, codec: PageCodec, memory: memoryview, max_calls: int
+        self,
+        backend: StorageBackend,
+        codec: PageCodec,
+        memory: memoryview,
+        quotas: Quotas,
+        max_calls: int,
     ) -> None:
         """``max_calls``: that run at once, reads and writes each."""
         assert len(memory) % codec.page_nbytes == 0
         self.counts: Counter[str] = Counter()
         """Pages and bytes that came to something, and pages that were not what they should be."""
         self._backend = backend
+        self._quotas = quotas
         self._records = Records(backend, codec.keyring)
+        self._puts = Puts(self._records, quotas, backend.max_batch)
         self._codec = codec
         self._memory = memory
         self._headers = Scratch(backend.max_batch, codec.header_nbytes)
         self._workers = Workers(_NUM_WORKERS if codec.is_direct else max(_NUM_WORKERS, num_cpus()))
         self._coded = CodedPages(
-            codec, self._records, self._workers,
+            codec, self._records, self._puts, self._workers,
             max_batch=backend.max_batch, max_calls=2 * max_calls,
         )  # fmt: skip
         self._bodies: dict[Kind, Callable[[Call], Awaitable[list[bool]]]] = {
@@ -123,6 +133,7 @@ class Caller:
         ]
         if corrupt:
             await self._quarantine(corrupt)
+        self._quotas.used(compress(batch.keys, batch.good))
         return batch.good
 
     async def _read(self, batch: Batch) -> list[int]:
@@ -187,7 +198,7 @@ class Caller:
         """Write records straight from pages; return their bytes."""
         await self._off_loop(self._encode, batch, missing)
         items = [(batch.keys[at], [batch.headers[at], batch.views[at]]) for at in missing]
-        accepted = await self._records.put(items)
+        accepted = await self._puts.put(batch, missing, items)
         for at, is_accepted in zip(missing, accepted, strict=True):
             batch.good[at] = is_accepted
         return sum(accepted) * self._codec.record_nbytes
@@ -209,10 +220,12 @@ class Caller:
 
     async def _delete(self, call: Call) -> list[bool]:
         await self._records.delete(call.keys)
+        self._quotas.shares.gone(call.keys)
         self.counts["deleted_pages"] += call.num_keys
         return [True] * call.num_keys
 
     async def _touch(self, call: Call) -> list[bool]:
+        self._quotas.used(call.keys)
         await self._records.touch(call.keys)
         return [True] * call.num_keys
 

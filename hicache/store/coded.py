@@ -12,6 +12,7 @@ from itertools import cycle
 from hicache.codec import PageCodec
 from hicache.errors import CorruptPage
 from hicache.store.batch import Batch
+from hicache.store.puts import Puts
 from hicache.store.records import Records
 from hicache.store.scratch import Scratch
 from hicache.store.workers import Workers, together
@@ -34,6 +35,7 @@ class CodedPages:
         self,
         codec: PageCodec,
         records: Records,
+        puts: Puts,
         workers: Workers,
         *,
         max_batch: int,
@@ -42,6 +44,7 @@ class CodedPages:
         """``max_calls``: that run at once and nobody has given up."""
         self._codec = codec
         self._records = records
+        self._puts = puts
         self._workers = workers
         num_slots = min(max_batch, max(2, SET_NBYTES // codec.slot_nbytes))
         self._scratch = Scratch(max(2, num_slots), codec.slot_nbytes, max_calls + max_calls // 2)
@@ -118,7 +121,8 @@ class CodedPages:
         payloads = await self._encode(batch, placed)
         items = [(batch.keys[at], [batch.headers[at], payloads[at]]) for at, _ in placed]
         nbytes = 0
-        for (at, _), is_accepted in zip(placed, await self._records.put(items), strict=True):
+        accepted = await self._puts.put(batch, [at for at, _ in placed], items)
+        for (at, _), is_accepted in zip(placed, accepted, strict=True):
             batch.good[at] = is_accepted
             if is_accepted:
                 nbytes += self._codec.header_nbytes + len(payloads[at])

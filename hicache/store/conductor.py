@@ -16,13 +16,15 @@ from hicache.codec import PageCodec
 from hicache.config import StorageConfig
 from hicache.errors import HiCacheError, StorageFull
 from hicache.events import ChainFound, StorageDown, StorageUp
+from hicache.histogram import STORAGE_BUCKETS_S, Histogram
 from hicache.keys import NamespaceDigest, PageKey
 from hicache.storage import StorageBackend, StorageStats
 from hicache.store.breaker import Breaker
 from hicache.store.calls import Caller
 from hicache.store.ledger import Ledger
 from hicache.store.loop import LoopThread
-from hicache.store.operations import AWAITED, KINDS, MISSED, Call, Kind, Operation
+from hicache.store.operations import AWAITED, KINDS, MISSED, Call, Operation
+from hicache.store.quotas import Quotas
 from hicache.store.restart import Chains
 
 log = logging.getLogger(__name__)
@@ -51,14 +53,16 @@ class Conductor:
         clock: Callable[[], float],
         wake: threading.Event,
     ) -> None:
-        self.caller = Caller(backend, codec, memory, config.concurrency)
+        self.quotas = Quotas(
+            config, page_size=codec.page_size, page_nbytes=codec.page_nbytes, clock=clock
+        )
+        self.caller = Caller(backend, codec, memory, self.quotas, config.concurrency)
         self.opened: Future[None] = Future()
         """Done when the backend is open, or with the reason why not."""
         self.found: deque[Iterator[ChainFound]] = deque()
         """What finished scans have found."""
         self.num_errors: Counter[tuple[str, str]] = Counter()
-        self.num_calls: Counter[Kind] = Counter()
-        self.call_seconds: dict[Kind, float] = dict.fromkeys(KINDS, 0.0)
+        self.call_seconds = {kind: Histogram(STORAGE_BUCKETS_S) for kind in KINDS}
         self.num_breaks = 0
         self.num_foreign_pages = 0
         self.is_full = False
@@ -83,6 +87,7 @@ class Conductor:
         self._is_asking = False
         self._is_dead = False
         self._is_running = False
+        self._has_scanned = False
 
     # ------------------------------------------------------------ from any thread
 
@@ -208,7 +213,7 @@ class Conductor:
         outcomes, reason = [False] * call.num_keys, "failed"
         try:
             outcomes = await self.caller.perform(call)
-            reason = MISSED if call.kind in ("probe", "fetch") else "refused"
+            reason = MISSED if call.kind in ("probe", "fetch") else call.refusal
         except BaseException as error:  # noqa: BLE001  a third party's, and L3 must go on
             if not call.is_given_up:
                 self._failed(call.kind, error)
@@ -226,8 +231,7 @@ class Conductor:
 
     def _succeeded(self, call: Call) -> None:
         self._breaker.succeeded()
-        self.num_calls[call.kind] += 1
-        self.call_seconds[call.kind] += self._clock() - call.started
+        self.call_seconds[call.kind].add(self._clock() - call.started)
         if call.kind == "store" and self._is_said_full:
             self._is_said_full = False
             log.info("storage has room again")
@@ -332,11 +336,14 @@ class Conductor:
 
     async def _note_headers(self, chains: Chains) -> None:
         num_records = num_pages = num_foreign = 0
+        is_first, self._has_scanned = not self._has_scanned, True
         async for key, header in self._backend.scan(self._codec.header_nbytes):
             if chains.note(key, header):
                 num_pages += 1
             elif self._codec.is_foreign(header):
                 num_foreign += 1
+            if is_first:
+                self.quotas.found(key, header)
             num_records += 1
             if not num_records % _SCAN_SLICE:
                 await asyncio.sleep(0)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hicache.histogram import Histogram
 from hicache.storage import StorageStats
 from hicache.store.operations import Kind
 
@@ -25,6 +26,12 @@ class StoreStats:
     num_deleted_pages: int
     read_nbytes: int
     written_nbytes: int
+    day_written_nbytes: int
+    """Written in the last 24 hours, also before this process."""
+    num_share_evicted_pages: int
+    """Deleted because their tenant was over its share."""
+    tenant_nbytes: Mapping[str, int]
+    """Bytes of records by tenant, where shares are limited."""
     dropped: Mapping[str, int]
     """Keys that came to nothing, by ``<kind>_<reason>``, as ``store_queue_full``."""
     missed: Mapping[Kind, int]
@@ -32,10 +39,8 @@ class StoreStats:
     errors: Mapping[str, int]
     """Calls that failed, by ``<kind>_<error>``."""
     num_retries: int
-    num_calls: Mapping[Kind, int]
-    """Calls that returned in time, by kind."""
-    call_seconds: Mapping[Kind, float]
-    """How long they took, in all."""
+    call_seconds: Mapping[Kind, Histogram]
+    """How long the calls took that returned in time, by kind."""
     num_queued: Mapping[Kind, int]
     """Keys that wait now, by kind."""
     num_lent_pages: int

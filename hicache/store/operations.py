@@ -74,6 +74,8 @@ class Call:
     started: float
     deadline: float
     is_given_up: bool = False
+    refusal: str = "refused"
+    """The reason of what it was not able to store, though nothing failed."""
 
     @property
     def num_keys(self) -> int:

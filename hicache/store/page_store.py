@@ -68,6 +68,7 @@ class PageStore:
         """Set when there is something to drain; whoever waits for it clears it."""
         self._clock = clock
         self._is_stalled = False
+        self._has_scanned = False
         self._deadline_s = config.deadline_s
         self._late_since: float | None = None
         self._name = type(backend).__name__
@@ -161,7 +162,7 @@ class PageStore:
         self._ledger.cancel(op)
 
     def describe(self, namespace: Namespace) -> None:
-        """Put down what a namespace is, under its digest.
+        """Put down what a namespace is, under its digest, and what it may have of the store.
 
         Where that fails it is tried again with the next store of the namespace.
         """
@@ -170,13 +171,18 @@ class PageStore:
         self._described.pop(PageKey(digest), None)
         self._described[PageKey(digest)] = None
         self._forget_oldest(self._described)
+        quotas = self._conductor.quotas
+        self._conductor.when_alive(quotas.shares.describe, digest, namespace.salt)
         self._describe(digest, record)
+        if namespace.salt is not None and quotas.is_limited and not self._has_scanned:
+            self.scan(digest)  # else what the store has of it would count for nothing
 
     def scan(self, namespace: NamespaceDigest) -> None:
         """Look for the pages of a namespace, in the background.
 
         Every longest chain becomes a ``ChainFound``, a few with each ``drain``.
         """
+        self._has_scanned = True
         self._conductor.scan(namespace)
 
     # ------------------------------------------------------------ events
@@ -244,12 +250,14 @@ class PageStore:
             num_deleted_pages=counts["deleted_pages"],
             read_nbytes=counts["read_nbytes"],
             written_nbytes=counts["written_nbytes"],
+            day_written_nbytes=conductor.quotas.last_day_nbytes(),
+            num_share_evicted_pages=conductor.quotas.num_evicted,
+            tenant_nbytes=conductor.quotas.tenant_nbytes,
             dropped={"_".join(key): count for key, count in self._ledger.num_dropped.items()},
             missed=self._ledger.num_missed,
             errors={"_".join(key): count for key, count in conductor.num_errors.copy().items()},
             num_retries=counts["retries"],
-            num_calls=conductor.num_calls.copy(),
-            call_seconds=conductor.call_seconds.copy(),
+            call_seconds={kind: each.copy() for kind, each in conductor.call_seconds.items()},
             num_queued=self._ledger.num_queued,
             num_lent_pages=self._ledger.num_lent,
             num_overdue_pages=self._ledger.num_overdue,
@@ -260,8 +268,9 @@ class PageStore:
         )
 
     def check(self) -> None:
-        """Assert that operations, calls and lent pages agree."""
+        """Assert that operations, calls and lent pages agree, and the books of the quotas."""
         self._ledger.check()
+        self._conductor.quotas.check()
 
     # ------------------------------------------------------------ helpers
 
