@@ -92,7 +92,7 @@ def test_a_batch_larger_than_the_share_is_stored_as_far_as_it_fits() -> None:
 
 
 def test_every_salt_may_have_the_same_share() -> None:
-    tenants = {"acme": {}}  # none: no share of its own, so that of every salt
+    tenants: dict[str, Any] = {"acme": {}}  # none: no share of its own, so that of every salt
     with World(config={"tenant_max_size": size(2), "tenants": tenants}) as world:
         for tenant in (ACME, GUEST, namespace()):
             world.store.describe(tenant)

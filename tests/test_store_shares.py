@@ -182,6 +182,16 @@ def test_many_uses_leave_no_more_entries_than_a_few_a_record() -> None:
     assert put(books, page("y", stamp=501.0)) == ["x"]
 
 
+def test_a_scan_keeps_no_more_than_so_many_records_that_nobody_claims() -> None:
+    books = Shares({SALT: Limit("acme", 100)}, None, max_unclaimed=2)
+    for name in "abc":
+        books.found(ACME, page(name))
+
+    books.describe(ACME, SALT)
+
+    assert books.nbytes == {"acme": 20}
+
+
 def test_without_limits_nothing_is_kept() -> None:
     books = Shares({}, None)
     books.describe(ACME, SALT)

@@ -62,7 +62,9 @@ class Conductor:
         self.found: deque[Iterator[ChainFound]] = deque()
         """What finished scans have found."""
         self.num_errors: Counter[tuple[str, str]] = Counter()
-        self.call_seconds = {kind: Histogram(STORAGE_BUCKETS_S) for kind in KINDS}
+        self.call_seconds: dict[Kind, Histogram] = {
+            kind: Histogram(STORAGE_BUCKETS_S) for kind in KINDS
+        }
         self.num_breaks = 0
         self.num_foreign_pages = 0
         self.is_full = False

@@ -21,7 +21,7 @@ OTHERS = "other"
 """The name under which tenants are added up that the settings do not name."""
 
 _MAX_UNCLAIMED = 1 << 20
-"""Records of a scan that are kept until somebody says whose namespace they belong to."""
+"""Records of a scan that are kept at most until somebody says whose namespace they belong to."""
 
 
 @dataclass(eq=False, slots=True)
@@ -57,8 +57,15 @@ class Record:
 class Shares:
     """All limited namespaces. Belongs to the storage loop, but for ``nbytes``."""
 
-    def __init__(self, limits: Mapping[bytes, Limit], default_nbytes: int | None) -> None:
+    def __init__(
+        self,
+        limits: Mapping[bytes, Limit],
+        default_nbytes: int | None,
+        *,
+        max_unclaimed: int = _MAX_UNCLAIMED,
+    ) -> None:
         """``limits``: by the digest of a salt; ``default_nbytes`` is of each other salt."""
+        self._max_unclaimed = max_unclaimed
         self.nbytes: dict[str, int] = dict.fromkeys([limit.name for limit in limits.values()], 0)
         """Bytes by tenant, those without a limit of their own together. Its keys never change."""
         self._limits = limits
@@ -87,7 +94,6 @@ class Shares:
         share = None if limit is None else _Share(limit.name, limit.nbytes)
         self._shares[namespace] = share
         records = self._unclaimed.pop(namespace, [])
-        self._num_unclaimed -= len(records)
         if share is not None:
             for record in records:
                 if record.key not in self._records:
@@ -99,8 +105,8 @@ class Shares:
             return
         record.is_written = True
         if namespace not in self._shares:
-            if self._num_unclaimed < _MAX_UNCLAIMED:
-                self._num_unclaimed += 1
+            self._num_unclaimed += 1
+            if self._num_unclaimed <= self._max_unclaimed:
                 self._unclaimed.setdefault(namespace, []).append(record)
         elif (share := self._shares[namespace]) is not None:
             self._enter(record, share)
