@@ -23,7 +23,7 @@ from hicache.store.breaker import Breaker
 from hicache.store.calls import Caller
 from hicache.store.ledger import Ledger
 from hicache.store.loop import LoopThread
-from hicache.store.operations import AWAITED, KINDS, MISSED, Call, Operation
+from hicache.store.operations import AWAITED, KINDS, MISSED, Call, Kind, Operation
 from hicache.store.quotas import Quotas
 from hicache.store.restart import Chains
 
