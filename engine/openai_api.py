@@ -15,7 +15,13 @@ from hicache.engine.completion import Completion
 from hicache.engine.engine import Engine
 from hicache.engine.generation import Generation
 from hicache.engine.http_errors import UnknownModel, failed_body
-from hicache.engine.openai_types import ChatBody, CompletionBody, GenerationBody, check_unicode
+from hicache.engine.openai_types import (
+    ChatBody,
+    CompletionBody,
+    GenerationBody,
+    Unsupported,
+    check_unicode,
+)
 from hicache.engine.outputs import Output
 from hicache.engine.streaming import DONE, EventStream, completed, merged
 from hicache.engine.submitting import submit_all
@@ -225,9 +231,16 @@ def _check_model(engine: Engine, name: str) -> None:
 
 
 def _render(engine: Engine, body: ChatBody) -> list[int]:
+    template = engine.model.template
+    tools = None if body.tool_choice == "none" else body.tools
+    if tools and not template.reads("tools"):
+        raise Unsupported("tools", "the model's chat template has no place for them")
     messages = [message.model_dump(exclude_unset=True) for message in body.messages]
-    check_unicode("messages", messages, body.tools, body.chat_template_kwargs)
-    return engine.model.template.render(messages, body.tools, options=body.chat_template_kwargs)
+    for message in messages:
+        if message["role"] == "developer" and not template.reads("developer"):
+            message["role"] = "system"  # its name before
+    check_unicode("messages", messages, tools, body.chat_template_kwargs)
+    return template.render(messages, tools, options=body.chat_template_kwargs)
 
 
 def _encode(engine: Engine, body: CompletionBody) -> list[list[int]]:

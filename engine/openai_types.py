@@ -1,16 +1,47 @@
 """What OpenAI's clients send, as far as it changes what is generated.
 
-Fields that are unknown are ignored, as everybody does; known ones that we cannot honour are
-refused where they ask for something, because an answer without it would be wrong.
+Fields that nobody knows are ignored, as everybody does; those that other servers know and we
+cannot honour are refused where they ask for something, because an answer without it would be wrong.
 """
 
 import json
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from hicache.engine.outputs import SamplingParams
 from hicache.errors import InputError
+
+NEUTRAL: dict[str, tuple[object, ...]] = {
+    "audio": (),
+    "ebnf": (),
+    "frequency_penalty": (0,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "grammar": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "image_data": (),
+    "json_schema": (),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "logprobs": (False, 0),
+    "min_new_tokens": (0,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "modalities": (["text"],),
+    "presence_penalty": (0,),
+    "prompt_logprobs": (False, 0),
+    "regex": (),
+    "repetition_penalty": (1,),
+    "structured_outputs": (),
+    "top_logprobs": (0,),
+    "use_beam_search": (False,),
+}
+"""What clients may ask for and we cannot do, each with the values that ask for nothing."""
 
 
 class Unsupported(InputError):
@@ -25,6 +56,13 @@ class Body(BaseModel):
     """JSON with exact types: a string is no number."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
+
+
+def check_asked(given: Mapping[str, object] | None, prefix: str = "") -> None:
+    """Raise ``Unsupported`` where fields that we know by name only ask for something."""
+    for name, value in (given or {}).items():
+        if name in NEUTRAL and value is not None and value not in NEUTRAL[name]:
+            raise Unsupported(prefix + name, "is not supported")
 
 
 def check_unicode(param: str, *values: object) -> None:
@@ -47,16 +85,18 @@ class Message(Body):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    role: str
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[dict[str, object]] | None = None
 
 
 class GenerationBody(Body):
     """What chats and plain completions have in common."""
 
+    model_config = ConfigDict(strict=True, extra="allow")
+
     model: str | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    temperature: Annotated[float, Field(ge=0)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
     """An extension; 0 and -1 are off."""
@@ -74,17 +114,12 @@ class GenerationBody(Body):
     stream_options: StreamOptions | None = None
 
     n: int | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
 
     def check(self) -> None:
         """Raise ``Unsupported`` for what cannot be honoured."""
         if self.n not in (None, 1):
             raise Unsupported("n", "only 1 is supported")
-        for name in ("frequency_penalty", "presence_penalty", "logit_bias"):
-            if getattr(self, name):
-                raise Unsupported(name, "is not supported")
+        check_asked(self.model_extra)
 
     @property
     def wants_usage(self) -> bool:
@@ -119,14 +154,14 @@ class ChatBody(GenerationBody):
     tools: list[dict[str, object]] | None = None
     chat_template_kwargs: dict[str, object] | None = None
     """An extension: options of the model's own template."""
-    logprobs: bool | None = None
+    tool_choice: str | dict[str, object] | None = None
     response_format: dict[str, object] | None = None
 
     def check(self) -> None:
         """Raise ``Unsupported`` for what cannot be honoured."""
         super().check()
-        if self.logprobs:
-            raise Unsupported("logprobs", "is not supported")
+        if self.tool_choice not in (None, "none", "auto"):
+            raise Unsupported("tool_choice", "only none and auto are supported")
         if self.response_format and self.response_format.get("type") != "text":
             raise Unsupported("response_format", "only text is supported")
 
@@ -140,7 +175,6 @@ class CompletionBody(GenerationBody):
     """``POST /v1/completions``."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
-    logprobs: int | None = None
     echo: bool | None = None
     best_of: int | None = None
     suffix: str | None = None
@@ -148,7 +182,7 @@ class CompletionBody(GenerationBody):
     def check(self) -> None:
         """Raise ``Unsupported`` for what cannot be honoured."""
         super().check()
-        for name in ("logprobs", "echo", "suffix"):
+        for name in ("echo", "suffix"):
             if getattr(self, name):
                 raise Unsupported(name, "is not supported")
         if self.best_of not in (None, 1):

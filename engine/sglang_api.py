@@ -8,13 +8,13 @@ from uuid import uuid4
 from fastapi import APIRouter, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from hicache.engine.completion import Completion
 from hicache.engine.engine import Engine
 from hicache.engine.http_errors import error_body, failed_body
 from hicache.engine.openai_api import JSON, event
-from hicache.engine.openai_types import Body, Unsupported, check_unicode
+from hicache.engine.openai_types import Body, Unsupported, check_asked, check_unicode
 from hicache.engine.outputs import SamplingParams
 from hicache.engine.streaming import DONE, EventStream, completed, merged
 from hicache.engine.submitting import submit_all
@@ -23,6 +23,8 @@ from hicache.errors import InputError
 
 class Sampling(Body):
     """``sampling_params`` of one prompt."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
 
     temperature: Annotated[float, Field(ge=0)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -38,6 +40,7 @@ class Sampling(Body):
         """Return how to sample; ``max_tokens`` where there is no limit."""
         if self.n != 1:
             raise Unsupported("sampling_params.n", "only 1 is supported")
+        check_asked(self.model_extra, "sampling_params.")
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return SamplingParams(
             temperature=self.temperature,
@@ -53,6 +56,8 @@ class Sampling(Body):
 
 class GenerateBody(Body):
     """``POST /generate``: one prompt, or a list of them."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
 
     text: str | list[str] | None = None
     input_ids: list[int] | list[list[int]] | None = None
@@ -76,6 +81,7 @@ class GenerateBody(Body):
             raise InputError("one of text and input_ids is needed")
         if not self.text and not self.input_ids:
             raise InputError("the prompt is empty")
+        check_asked(self.model_extra)
         check_unicode("rid", self.rid)
         if self.lora_path not in (None, "") and self.lora_path != []:
             raise Unsupported("lora_path", "is not supported")

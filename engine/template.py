@@ -43,6 +43,10 @@ class ChatTemplate:
         """Whether the tokenizer has a template at all."""
         return bool(self._tokenizer.chat_template)
 
+    def reads(self, word: str) -> bool:
+        """Whether the template says this word anywhere: a variable, or a role."""
+        return word in str(self._tokenizer.chat_template or "")
+
     def render(
         self,
         messages: Sequence[Message],

@@ -196,6 +196,28 @@ def test_what_is_null_is_as_good_as_not_there(http: httpx.Client) -> None:
     assert http.post("/v1/chat/completions", json=body).status_code == 200
 
 
+def test_what_asks_for_nothing_is_no_error(http: httpx.Client) -> None:
+    neutral = {"n": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "logprobs": False}
+    more = {"tool_choice": "none", "tools": [{"type": "function"}], "top_logprobs": 0, "user": "me"}
+    body = {"messages": CHAT, "max_tokens": 2, "temperature": 2} | neutral | more
+
+    assert http.post("/v1/chat/completions", json=body).status_code == 200
+
+
+def test_a_developer_is_heard_as_the_system_where_the_template_knows_no_other(
+    http: httpx.Client,
+) -> None:
+    answers = []
+    for role in ("developer", "system"):
+        messages = [{"role": role, "content": "Be brief."}, *CHAT]
+        body = {"messages": messages, "max_tokens": 4, "temperature": 0}
+        answers.append(http.post("/v1/chat/completions", json=body).json())
+
+    first, second = answers
+    assert first["choices"][0]["message"] == second["choices"][0]["message"]
+    assert first["usage"]["prompt_tokens"] == second["usage"]["prompt_tokens"]
+
+
 @pytest.mark.slow
 def test_two_hundred_answers_at_once(http: httpx.Client, url: str, engine: Engine) -> None:
     async def ask_all() -> list[int]:

@@ -10,6 +10,8 @@ from hicache.engine.model import LoadedModel
 from tests.engine.kit import make_engine, serving
 
 CHAT = [{"role": "user", "content": "What is the capital of France?"}]
+TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {}}}]
+"""That the tiny model's template has no place for."""
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +54,34 @@ ERRORS: list[tuple[str, dict[str, object], int, str | None]] = [
     ("/v1/chat/completions", {"json": {"messages": CHAT, "seed": 1.5}}, 400, "seed"),
     ("/v1/chat/completions", {"json": {"messages": CHAT, "n": 2}}, 400, "n"),
     ("/v1/chat/completions", {"json": {"messages": CHAT, "logprobs": True}}, 400, "logprobs"),
+    ("/v1/chat/completions", {"json": {"messages": CHAT, "temperature": 5}}, 400, "temperature"),
+    ("/v1/chat/completions", {"json": {"messages": CHAT, "tools": TOOLS}}, 400, "tools"),
+    (
+        "/v1/chat/completions",
+        {"json": {"messages": CHAT, "tool_choice": "required"}},
+        400,
+        "tool_choice",
+    ),
+    ("/v1/chat/completions", {"json": {"messages": CHAT, "functions": TOOLS}}, 400, "functions"),
+    ("/v1/chat/completions", {"json": {"messages": CHAT, "min_p": 0.1}}, 400, "min_p"),
+    (
+        "/v1/chat/completions",
+        {"json": {"messages": CHAT, "logit_bias": {"3": 1.0}}},
+        400,
+        "logit_bias",
+    ),
+    (
+        "/v1/chat/completions",
+        {"json": {"messages": [{"role": "oracle", "content": "a"}]}},
+        400,
+        "messages.0.role",
+    ),
+    (
+        "/v1/completions",
+        {"json": {"prompt": "a", "repetition_penalty": 1.3}},
+        400,
+        "repetition_penalty",
+    ),
     ("/v1/completions", {"json": {"prompt": 5}}, 400, "prompt"),
     ("/v1/completions", {"json": {"prompt": []}}, 400, None),
     ("/v1/completions", {"json": {"prompt": [-1]}}, 400, None),
@@ -68,6 +98,13 @@ ERRORS: list[tuple[str, dict[str, object], int, str | None]] = [
         "prompt",
     ),
     ("/v1/nothing", {"json": {}}, 404, None),
+    ("/generate", {"json": {"text": "a", "image_data": "b"}}, 400, "image_data"),
+    (
+        "/generate",
+        {"json": {"text": "a", "sampling_params": {"regex": "b+"}}},
+        400,
+        "sampling_params.regex",
+    ),
     ("/generate", {"json": {}}, 400, None),
     ("/generate", {"json": {"text": "a", "input_ids": [3]}}, 400, None),
     ("/generate", {"json": {"input_ids": []}}, 400, None),
