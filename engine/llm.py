@@ -10,6 +10,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import Progress
 
+from hicache.cache.checking import check_storage
 from hicache.config import Config, load
 from hicache.engine.caching import OpenCache
 from hicache.engine.completion import Completion
@@ -48,6 +49,8 @@ class LLM:
         elif model is not None:
             section = config.engine.model_copy(update={"model": str(model)})
             config = config.model_copy(update={"engine": section})
+        if open_cache is open_hicache:
+            check_storage(config.cache)
         self.engine = Engine(config, open_cache=open_cache)
         self._shows_progress = shows_progress and sys.stderr.isatty()
 

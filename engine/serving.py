@@ -19,6 +19,7 @@ from typing import NoReturn
 
 import uvicorn
 
+from hicache.cache.checking import check_storage
 from hicache.config import Config
 from hicache.engine.engine import Engine
 from hicache.engine.server import build_app
@@ -34,6 +35,7 @@ def serve(config: Config) -> int:
     """
     _log_to_stderr()
     shutdown_s = config.server.shutdown_s
+    check_storage(config.cache)
     with _bind(config.server.host, config.server.port) as listener:
         _say(f"loading {config.engine.model} ...")
         engine = Engine(config)

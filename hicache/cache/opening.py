@@ -100,7 +100,7 @@ def open_parts(
     host_pages = num_host_pages(config.host.size, layout)
     store_nbytes = path = backend = None
     if host_pages and config.storage.backend != "none":
-        path = _store_path(config.storage)
+        path = store_path(config.storage)
         store_nbytes = _store_nbytes(config.storage, layout, path)
         backend = _backend(config.storage, path, store_nbytes)
     device_pages = num_device_pages(
@@ -157,7 +157,8 @@ def _prefetch(config: StorageConfig) -> PrefetchPolicy:
     return Timeout(config.timeout_base_s, config.timeout_per_ki_token_s)
 
 
-def _store_path(config: StorageConfig) -> Path:
+def store_path(config: StorageConfig) -> Path:
+    """Return where a disk backend keeps its files."""
     if config.path is not None:
         return config.path.expanduser()
     return cache_directory() / "store"

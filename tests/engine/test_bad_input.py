@@ -87,7 +87,7 @@ def test_a_store_below_a_file(
         capsys, command(llama.directory, cache__storage__backend=kind, cache__storage__path=path)
     )
 
-    assert said == f"{path}: Not a directory"
+    assert said == f"cache.storage.path: {path}: Not a directory"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -100,7 +100,7 @@ def test_a_store_where_nothing_can_be_made(
         capsys, command(llama.directory, cache__storage__backend=kind, cache__storage__path=path)
     )
 
-    assert said == f"{path}: No such file or directory"
+    assert said == f"cache.storage.path: {path}: No such file or directory"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -115,7 +115,7 @@ def test_a_store_of_another_kind(
         command(llama.directory, cache__storage__backend=kind, cache__storage__path=tmp_path),
     )
 
-    assert said == f"{tmp_path}: holds a store of kind {other}, not {kind}"
+    assert said == f"cache.storage.path: {tmp_path}: holds a store of kind {other}, not {kind}"
 
 
 def test_a_backend_that_cannot_be_opened(
