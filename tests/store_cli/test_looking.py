@@ -27,6 +27,7 @@ def test_stat_names_namespaces_in_words_with_pages_bytes_and_ages(made: Made) ->
     made.fill(namespace("tenant-7"), SHORT)
 
     printed = made.run("stat")
+    assert made.said == ""
     told = made.told("stat")
 
     assert f"{made.kind} in {made.path}: 18 pages" in printed

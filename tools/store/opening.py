@@ -9,6 +9,7 @@ from typing import Any
 from hicache.codec import Keyring, open_keyring
 from hicache.config import StorageConfig, cache_directory, load
 from hicache.disk.directory import kind_at
+from hicache.disk.space import UNBOUNDED_NBYTES
 from hicache.errors import ConfigError, InputError
 from hicache.layout import KVLayout
 from hicache.machine import free_disk_nbytes, used_disk_nbytes
@@ -18,8 +19,6 @@ from hicache.storage import StorageBackend
 
 _AUTO_NBYTES = 64 * 10**9
 """What ``cache.storage.size = "auto"`` is, at most."""
-_UNBOUNDED_NBYTES = 2**45
-"""The budget of those who only look or delete: so much that nothing is evicted for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ async def opened(
 
     ``budget_nbytes`` is for those who put records: without it nothing may be put.
     """
-    budget = _UNBOUNDED_NBYTES if budget_nbytes is None else budget_nbytes
+    budget = UNBOUNDED_NBYTES if budget_nbytes is None else budget_nbytes
     made = make_backend(place.backend, place.options, path=place.path, budget_nbytes=budget)
     is_missing = not made.is_there() or (place.is_said and not place.path.exists())
     if is_missing and not may_make:
