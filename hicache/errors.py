@@ -10,6 +10,7 @@
     └── StorageError           a backend failed; the cache treats it as a miss
         ├── StorageUnavailable     worth retrying: timeout, connection lost
         ├── StorageFull            no room: stop storing, go on serving
+        ├── StorageOutdated        a store of another format, which opening begins anew
         └── CorruptPage            bytes do not match their identity or checksum; never retried
 
 A missing key is not an error: lookups return ``None``. A broken invariant is an
@@ -47,6 +48,10 @@ class StorageUnavailable(StorageError):
 
 class StorageFull(StorageError):
     """The store has no room: stop storing, go on serving."""
+
+
+class StorageOutdated(StorageError):
+    """A store of another format: nothing of it can be read, and opening it begins it anew."""
 
 
 class CorruptPage(StorageError):

@@ -1,9 +1,11 @@
 """Whether storage can be had with these settings, before a model is loaded for it."""
 
+from contextlib import suppress
+
 from hicache.cache.opening import store_path
 from hicache.config import CacheConfig
 from hicache.disk.directory import prepare
-from hicache.errors import ConfigError, HiCacheError
+from hicache.errors import ConfigError, HiCacheError, StorageOutdated
 from hicache.plugins import backend_class, make_backend
 from hicache.sizes import Size
 from hicache.storage import StorageBackend
@@ -29,7 +31,8 @@ def check_storage(config: CacheConfig) -> None:
         backend = make_backend(storage.backend, storage.options, path=path, budget_nbytes=nbytes)
         setting = "path"
         if found.is_there is not StorageBackend.is_there:  # it looks at the path
-            backend.is_there()
+            with suppress(StorageOutdated):  # it will be begun anew
+                backend.is_there()
             prepare(path)
     except HiCacheError as error:
         why = str(error).removeprefix("storage.options.")

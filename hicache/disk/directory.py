@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from hicache.errors import StorageError, StorageFull, StorageUnavailable
+from hicache.errors import StorageError, StorageFull, StorageOutdated, StorageUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def is_store(path: Path, kind: str, version: int) -> bool:
         return found is not None
     if (other := kind_at(path)) not in (None, kind):
         raise StorageError(f"{path}: holds a store of kind {other}, not {kind}")
-    raise StorageError(f"{path}: a store of another format ({found.strip()[:40]!r})")
+    raise StorageOutdated(f"{path}: a store of another format ({found.strip()[:40]!r})")
 
 
 def kind_at(path: Path) -> str | None:
