@@ -6,7 +6,8 @@ import pytest
 
 from hicache.testing.checks import CHECKS
 from hicache.testing.running import Make, Outcome, run_checks
-from tests.wrong_backends import CAUGHT_BY, WRONG, Right
+from tests.right_backend import CAUGHT_BY, Right
+from tests.wrong_backends import WRONG
 
 
 def outcomes(kind: type[Right], folder: Path, name: str) -> list[Outcome]:

@@ -164,7 +164,7 @@ def test_granting_a_chain_of_nodes_costs_in_proportion_to_them(tier: str) -> Non
 
 def test_evicting_costs_the_same_however_many_leaves_there_are() -> None:
     costs = []
-    for num_leaves in (50, 1500):
+    for num_leaves in (50, 500):
         world = World(big())
         for number in range(num_leaves):
             world.run([5, 10 * number, 10 * number + 1])

@@ -14,7 +14,7 @@ from hicache.engine.recovery import is_device_error, is_device_well
 from hicache.engine.runner import Batch
 from tests.engine import kit
 from tests.engine.kit import GREEDY, GatedPages, greedy_reference, make_engine, prompt, settings
-from tests.engine.test_stepping import Bench, outputs_of, params, tokens_of
+from tests.engine.step_bench import Bench, outputs_of, params, tokens_of
 
 CUDA_ERROR = "CUDA error: an illegal memory access was encountered\nCompile with more"
 
