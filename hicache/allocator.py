@@ -9,6 +9,7 @@ Invariants, asserted by ``check``:
   3. A run is in the bucket of its length, and a bucket is marked when it has a run.
 """
 
+from abc import abstractmethod
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -20,15 +21,19 @@ class Slots(Protocol):
     """Hands out the slots of a pool, each to one owner at a time."""
 
     @property
+    @abstractmethod
     def num_free(self) -> int:
         """Slots that nobody has."""
 
+    @abstractmethod
     def allocate(self, count: int) -> "array[int] | None":
         """Return ``count`` slots, which the caller owns; ``None`` where fewer are free."""
 
+    @abstractmethod
     def free(self, slots: Sequence[int]) -> None:
         """Take slots back, in any order."""
 
+    @abstractmethod
     def check(self) -> None:
         """Assert that no slot is free twice."""
 
