@@ -96,3 +96,13 @@ async def test_a_store_that_opening_would_empty_or_refuse_is_named(
 
     with pytest.raises(StorageError, match=why):
         BACKENDS[disk.kind](disk.path, disk.budget_nbytes).is_there()
+
+
+async def test_a_record_whose_file_has_gone_is_no_damaged_one(disk: Disk) -> None:
+    """So it is while a segment is evicted: the file goes first."""
+    async with disk.opened() as backend:
+        await put(backend, "a", nbytes=NBYTES)
+        path, _ = disk.find(record("a", NBYTES))
+        path.unlink()
+
+        assert await listed(backend) == {}

@@ -207,7 +207,8 @@ class Store:
             for (key, before), entry in zip(unread, now, strict=True):
                 if entry is not None and entry[:2] != before[:2]:
                     moved.append(Placed(key, entry))
-                elif entry is not None:
+                elif entry is not None and self._files.path(entry.segment).exists():
+                    # Else it has gone: eviction deletes a segment before the index forgets it.
                     found.append(_stored(key, entry, None))
             placed = moved
         return found

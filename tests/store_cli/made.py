@@ -115,12 +115,16 @@ class Made:
 
     def run(self, *argv: str, code: int = 0) -> str:
         """Run a command on the store; return what it prints."""
+        done, _ = self.tried(*argv)
+        assert done == code, (done, self.printed, self.said)
+        return self.printed
+
+    def tried(self, *argv: str) -> tuple[int, str]:
+        """Run a command on the store; return its exit code and what it says beside results."""
         self._capsys.readouterr()
         done = cli.main(["store", *argv, "--path", str(self.path)])
-        printed = self._capsys.readouterr()
-        assert done == code, (done, printed.out, printed.err)
-        self.said = printed.err
-        return printed.out
+        self.printed, self.said = self._capsys.readouterr()
+        return done, self.said
 
     def told(self, *argv: str, code: int = 0) -> Any:
         """Run a command on the store; return what it tells machines."""

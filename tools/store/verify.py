@@ -43,7 +43,10 @@ class Verdict:
     num_gone: int = 0
     num_bad: int = 0
     num_dropped: int = 0
-    """Records that the backend itself found damaged or gone, and dropped."""
+    """Records that the backend itself found damaged or gone when it was opened, and dropped."""
+    num_lost: int = 0
+    """Of those that went meanwhile, how many the backend could not read: what it evicts just then,
+    mostly, since what is damaged is listed as such, and not read."""
     num_removed: int = 0
     num_sealed: int = 0
     """Good as far as that can be seen without their key."""
@@ -77,15 +80,16 @@ class Verifier:
     async def run(self) -> Verdict:
         """Read every record and prove it. Removes bad ones if it is to repair."""
         verdict, started = self.verdict, time.monotonic()
-        total = (await self._backend.stats()).num_records
-        with showing.progress("verifying", total) as bar:
+        stats = await self._backend.stats()
+        verdict.num_dropped = stats.num_lost
+        with showing.progress("verifying", stats.num_records) as bar:
             records = self._backend.records(_HEAD_NBYTES)
             async for batch in Reader(self._backend, self._keyring).read(records):
                 await self._judge(batch)
                 bar.add(len(batch))
         verdict.seconds = time.monotonic() - started
-        verdict.num_dropped = (await self._backend.stats()).num_lost
-        verdict.num_gone = max(0, verdict.num_gone - verdict.num_dropped)
+        lost = (await self._backend.stats()).num_lost - verdict.num_dropped
+        verdict.num_lost = min(lost, verdict.num_gone)
         return verdict
 
     async def _judge(self, batch: list[Found]) -> None:
@@ -165,7 +169,9 @@ def _lines(verdict: Verdict, *, repairs: bool, aside: Path | None) -> list[str]:
             "dropped by the store itself"
         )
     if verdict.num_gone:
-        lines.append(f"{showing.count(verdict.num_gone, 'record')} evicted or removed meanwhile")
+        gone = f"{showing.count(verdict.num_gone, 'record')} evicted or removed meanwhile"
+        lost = f", {verdict.num_lost:,} of them as they were read" if verdict.num_lost else ""
+        lines.append(gone + lost)
     if verdict.num_sealed:
         lines.append(
             f"{showing.count(verdict.num_sealed, 'record')} sealed with a key that is not in the "
@@ -190,6 +196,7 @@ def _as_json(verdict: Verdict) -> dict[str, object]:
         "bad": verdict.num_bad,
         "dropped": verdict.num_dropped,
         "gone": verdict.num_gone,
+        "lost": verdict.num_lost,
         "removed": verdict.num_removed,
         "unopened": verdict.num_sealed,
         "others": dict(verdict.others),
