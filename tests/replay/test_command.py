@@ -83,6 +83,9 @@ def test_one_request_is_explained(trace: str, capsys: pytest.CaptureFixture[str]
         ["--html", "no/such/folder/report.html"],
         ["--csv", "no/such/folder/report.csv"],
         ["--host-gbps", "0"],
+        ["--host-latency-us", "inf"],
+        ["--export", "oracle-general", "--json", "report.json"],
+        ["--export", "oracle-general", "--sweep", "page_size=256,512"],
     ],
 )
 def test_what_cannot_be_run_ends_with_one_line_and_code_2(

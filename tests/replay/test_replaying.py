@@ -143,6 +143,30 @@ def test_outputs_take_room() -> None:
     assert [run.outcomes[2].num_hit for run in runs] == [2, 1]
 
 
+def test_an_output_that_was_not_kept_is_a_miss_of_its_own_kind() -> None:
+    trace = trace_of(
+        [[5, 6], [1, 2], [7, 8], [1, 2, 3, 4]],
+        sessions=list("abcb"),
+        parents=[None, None, None, 1],
+        num_output_tokens=20,
+    )
+
+    replayed = replay(load(trace, has_outputs=True), Settings(l1="5p", decode_tokens_per_s=10.0))
+
+    assert replayed.tally.num_lost_output_pages == 1
+    assert dict(replayed.tally.missed) == {"never_seen": 7, "output_not_kept": 1}
+    assert "L1 had no room to keep it" in explain(replayed, 3)[3]
+
+
+def test_so_many_sessions_run_at_once_and_no_more() -> None:
+    trace = trace_of([[1], [2], [3]], has_times=False, gap_s=0.0)
+
+    replayed = replay(load(trace), Settings(prefill_tokens_per_s=1.0))
+
+    # 16 tokens each: a session that has begun waits for nobody.
+    assert [round(o.arrived_s, 3) for o in replayed.tally.outcomes] == [0.0, 16.0, 32.0]
+
+
 def test_a_load_takes_the_time_of_its_hop() -> None:
     hops = Hops(load=Hop(nbytes_per_s=160.0, latency_s=0.5))
     settings = Settings(l1="4p", l2="8p", token_nbytes=10, hops=hops, low_water=0.0)
@@ -183,7 +207,9 @@ def test_a_sweep_gives_every_combination_and_the_same_as_single_runs() -> None:
         ("l2", "write --sweep"),
         ("colour=red", "not one of l1_gb"),
         ("eviction=best", "not one of lru"),
-        ("concurrency=few", "is no number"),
+        ("concurrency=few", "is no whole number"),
+        ("concurrency=1.5", "is no whole number"),
+        ("prefill_rate=few", "is no number"),
         ("l1=none", "needs an L1"),
         ("l3=inf", "give --l2 a size"),
         ("write=nowhere:policy", "No module named"),
@@ -192,6 +218,19 @@ def test_a_sweep_gives_every_combination_and_the_same_as_single_runs() -> None:
 def test_what_cannot_be_swept_is_said(sweep: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         combine(Settings(), [sweep])
+
+
+def test_one_setting_is_swept_once() -> None:
+    with pytest.raises(ConfigError, match="l1 is swept already"):
+        combine(Settings(), ["l1_gb=1,2", "l1=4p"])
+
+
+def test_a_size_in_gb_may_be_left_out_or_without_end() -> None:
+    runs = combine(Settings(), ["l1_gb=1,inf", "l2_gb=none,2"])
+
+    assert [(run.l1, run.l2) for run in runs] == [
+        ("1GB", "none"), ("1GB", "2GB"), ("inf", "none"), ("inf", "2GB"),
+    ]  # fmt: skip
 
 
 def test_tiers_that_need_each_other_may_be_swept_in_any_order() -> None:

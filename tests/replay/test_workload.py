@@ -49,7 +49,7 @@ def test_sessions_follow_one_another_where_the_trace_has_no_times() -> None:
 
     assert [job.number for job in workload.jobs] == [0, 1, 2, 3]
     assert workload.jobs[2].time_s > 3.0
-    assert [job.after for job in workload.jobs] == [None, 0, None, 2]
+    assert [job.after for job in workload.jobs] == [None, 0, 1, 2]
     assert workload.pace == "1 session at once"
 
 
@@ -59,6 +59,14 @@ def test_so_many_sessions_begin_at_once() -> None:
     jobs = load(trace, pace=Pace(num_sessions=2)).jobs
 
     assert max(job.time_s for job in jobs) < 0.001
+
+
+def test_a_session_begins_when_one_before_has_ended_even_if_no_request_has_a_time() -> None:
+    trace = trace_of([[n] for n in range(6)], has_times=False, gap_s=0.0)
+
+    jobs = load(trace, pace=Pace(num_sessions=2)).jobs
+
+    assert [job.after for job in jobs] == [None, None, 0, 1, 2, 3]
 
 
 def test_the_same_seed_lets_sessions_arrive_at_the_same_times() -> None:
@@ -75,6 +83,8 @@ def test_the_same_seed_lets_sessions_arrive_at_the_same_times() -> None:
 def test_a_pace_for_a_trace_with_times_is_refused() -> None:
     with pytest.raises(ConfigError, match="this one has"):
         load(trace_of([[1]]), pace=Pace(num_sessions=2))
+    with pytest.raises(ConfigError, match="not both"):
+        load(trace_of([[1]], has_times=False), pace=Pace(num_sessions=2, sessions_per_s=1.0))
 
 
 def test_min_keeps_what_is_used_sooner() -> None:

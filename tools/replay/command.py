@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from hicache.errors import ConfigError
+from hicache.errors import ConfigError, InputError
 from hicache.tools.replay.explaining import explain
 from hicache.tools.replay.exporting import export
 from hicache.tools.replay.optimum import find_sharing
@@ -81,6 +81,12 @@ def run(
         raise ConfigError("--explain: tells of one run; leave out --sweep")
     if outputs.export_to is not None and outputs.export is None:
         raise ConfigError("--export-to: say in which form with --export")
+    reports = [outputs.json, outputs.csv, outputs.html]
+    if outputs.export is not None and (sweeps or any(reports) or outputs.explain is not None):
+        raise ConfigError("--export: writes references and no report; leave out the other outputs")
+    for path in filter(None, [*reports, outputs.export_to]):
+        if not path.parent.is_dir():  # before the work, not behind it
+            raise InputError(f"{path}: No such directory")
     trace = source.open()
     with _working(f"reading {source.name}"):
         workloads = _workloads(trace, runs, pace)

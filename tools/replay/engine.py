@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from hicache.actions import Action, CopyPage, Grant, Grown, Load, Refuse, Store, Wait
 from hicache.events import Arrived, Computed, Extended, OpId, Released, RequestId, Wanted
-from hicache.keys import TOKEN_NBYTES
+from hicache.keys import TOKEN_NBYTES, NamespaceDigest
 from hicache.tools.replay.settings import Settings
 from hicache.tools.replay.tally import Tally
 from hicache.tools.replay.workload import Job
@@ -67,6 +67,8 @@ class Engine:
         self._held_back: dict[int, list[Job]] = {}
         """Jobs that continue one which has not ended, by its index."""
         self._has_ended: set[int] = set()
+        self._lost_outputs: set[tuple[NamespaceDigest, bytes]] = set()
+        """The first page of each output that was not kept."""
         self._is_stale = False
         """Whether a waiting request may get another answer now than it got last."""
         self._page_nbytes = tally.page_grains * TOKEN_NBYTES
@@ -162,8 +164,11 @@ class Engine:
     def _start(self, job: Job, grant: Grant) -> None:
         tally, now = self._tally, self._world.now
         tally.granted(job.index, grant.hit, now)
+        outcome, size = tally.outcomes[job.index], self._page_nbytes
+        first_missed = job.tokens[outcome.num_hit * size : (outcome.num_hit + 1) * size]
+        if (job.namespace, first_missed) in self._lost_outputs:
+            tally.output_not_kept(job.index)
         tally.unfinished(job.index, job.num_pages - job.num_kept_pages)
-        outcome = tally.outcomes[job.index]
         num_hit_tokens = outcome.num_hit * self._page_tokens + outcome.partial
         running = _Running(job, outcome.num_hit, num_hit_tokens, set(grant.loads), now)
         self._num_prefilling += 1
@@ -217,7 +222,8 @@ class Engine:
         self._make_room_for_output(running)
         if running.has_room_for_output:
             self._world.send(Computed(RequestId(job.index), job.output))
-        else:
+        elif job.output:
+            self._lost_outputs.add((job.namespace, job.output[: self._page_nbytes]))
             self._tally.num_lost_output_pages += len(job.output) // self._page_nbytes
 
     def _end(self, job: Job) -> None:

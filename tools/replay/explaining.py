@@ -15,6 +15,7 @@ REASONS = {
     "recompute_cheaper": "a lower tier has them, and computing them is sooner done",
     "no_room": "L3 has them, and L2 had no room to fetch them into",
     "computed_meanwhile": "another request was computing them",
+    "output_not_kept": "the answer before had them, and L1 had no room to keep it",
     "unfinished": "the last page is not full, and such pages are not kept",
     "refused": "the request is longer than L1",
 }

@@ -100,13 +100,15 @@ class Settings:
     def with_value(self, name: str, text: str) -> "Settings":
         """Return these settings with one of them changed, as a sweep names it; not checked yet."""
         if name in ("l1_gb", "l2_gb", "l3_gb"):
-            return self.with_value(name[:2], f"{text}GB")
+            return self.with_value(name[:2], text if text in ("inf", "none") else f"{text}GB")
         texts = ("l1", "l2", "l3", "eviction", "host_eviction", "write", "admission", "prefetch")
         changed: dict[str, Any]
         if name in texts:
             changed = {name: text}
         elif name in ("page_size", "concurrency", "layer_groups"):
-            changed = {name: int(_number(name, text))}
+            if not text.isdecimal():
+                raise ConfigError(f"--sweep {name}: {text!r} is no whole number")
+            changed = {name: int(text)}
         elif name == "prefill_rate":
             changed = {"prefill_tokens_per_s": _number(name, text)}
         else:
@@ -137,6 +139,8 @@ class Settings:
         rates += [hop.nbytes_per_s for hop in self._hops().values()]
         if not all(rate > 0 for rate in rates):
             raise ConfigError("rates and bandwidths must be more than 0")
+        if not all(math.isfinite(hop.latency_s) for hop in self._hops().values()):
+            raise ConfigError("latencies must be finite")
 
     def describe(self) -> dict[str, object]:
         """Return the settings as a report has them."""

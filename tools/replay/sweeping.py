@@ -33,6 +33,8 @@ def combine(settings: Settings, sweeps: Sequence[str]) -> list[Settings]:
         name, equals, values = text.partition("=")
         if not (name and equals and all(values.split(","))):
             raise ConfigError(f"--sweep {text}: write --sweep NAME=VALUE,VALUE")
+        if name.strip().removesuffix("_gb") in (axis[0][0].removesuffix("_gb") for axis in axes):
+            raise ConfigError(f"--sweep {text}: {name} is swept already; write all values at once")
         axes.append([(name.strip(), value.strip()) for value in values.split(",")])
     found: list[Settings] = []
     for choice in itertools.product(*axes):

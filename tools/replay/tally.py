@@ -81,6 +81,16 @@ class Tally:
             is_of = {"device": hit.device, "host": hit.host, "storage": hit.storage}
             outcome.partial_tier = next(tier for tier in TIERS if is_of[tier] % size)
 
+    def output_not_kept(self, index: int) -> None:
+        """Note that what a request misses as computed meanwhile is an output that was lost."""
+        missed = self.outcomes[index].missed
+        for place, (reason, num_pages) in enumerate(missed):
+            if reason == "computed_meanwhile":
+                missed[place] = ("output_not_kept", num_pages)
+                self.missed[reason] -= num_pages
+                self.missed["output_not_kept"] += num_pages
+        self.missed += Counter()  # without what is 0 now
+
     def unfinished(self, index: int, num_pages: int) -> None:
         """Note pages of a request that nobody can find: they are not full, and not kept."""
         if num_pages and not self.outcomes[index].is_refused:

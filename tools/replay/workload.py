@@ -30,7 +30,7 @@ class Pace:
     """When the sessions of a trace begin that does not say so."""
 
     num_sessions: int | None = None
-    """So many at once: when one ends the next begins."""
+    """So many at once: each of so many lanes begins its next session when one has ended."""
     sessions_per_s: float | None = None
     """At random, this many a second in the mean."""
     seed: int = 0
@@ -61,7 +61,8 @@ class Job:
     num_input_tokens: int
     num_output_tokens: int
     after: int | None
-    """Index of the request that must have ended before, where the trace has no times of its own."""
+    """Index of the request that must have ended before, where the trace has no times of its own:
+    the one that this continues, or the last of the session before."""
     num_pages: int
     """Pages of its input; the last one may be partial."""
     num_kept_pages: int
@@ -130,6 +131,8 @@ def load(
     pace = pace or Pace()
     if pace.sessions_per_s is not None and pace.sessions_per_s <= 0:
         raise ConfigError(f"--arrival must be more than 0, not {pace.sessions_per_s:g}")
+    if pace.num_sessions is not None and pace.sessions_per_s is not None:
+        raise ConfigError("--sessions, --arrival: one of them says when sessions begin, not both")
     info = trace.info
     pager = _Pager(info.block_size, page_size or info.block_size)
     jobs, parents = _jobs(trace, pager)
@@ -249,12 +252,25 @@ def _start_sessions(jobs: list[Job], pace: Pace) -> list[Job]:
         for session in durations:
             now += rng.expovariate(pace.sessions_per_s)
             starts[session] = now
-    else:
-        free = [0.0] * (pace.num_sessions or 1)
-        for session, duration in durations.items():
-            starts[session] = heapq.heappop(free)
-            heapq.heappush(free, starts[session] + duration + MIN_GAP_S)
-    return [replace(job, time_s=job.time_s + starts[job.session]) for job in jobs]
+        return [replace(job, time_s=job.time_s + starts[job.session]) for job in jobs]
+    lasts: dict[str, int] = {}
+    for job in sorted(jobs, key=lambda job: job.time_s):
+        lasts[job.session] = job.number
+    before: dict[str, int | None] = {}
+    free: list[tuple[float, int]] = [(0.0, lane) for lane in range(pace.num_sessions or 1)]
+    last_of: list[int | None] = [None] * len(free)
+    for session, duration in durations.items():
+        starts[session], lane = heapq.heappop(free)
+        before[session], last_of[lane] = last_of[lane], lasts[session]
+        heapq.heappush(free, (starts[session] + duration + MIN_GAP_S, lane))
+    return [
+        replace(
+            job,
+            time_s=job.time_s + starts[job.session],
+            after=before[job.session] if job.after is None else job.after,
+        )
+        for job in jobs
+    ]
 
 
 def _in_order(jobs: Iterable[Job]) -> list[Job]:
