@@ -52,6 +52,7 @@ def _storage(stats: StoreStats) -> Iterator[Metric]:
     yield gauge("storage_full", "1 where storing is suspended for want of room", stats.is_full)
     yield counter("storage_breaks", "Times the backend was detached", stats.num_breaks)
     yield counter("storage_corrupt_pages", "Records that were not true", stats.num_corrupt_pages)
+    yield gauge("storage_foreign_pages", "Sealed with other keys", stats.num_foreign_pages)
     yield counter("storage_retries", "Calls tried again", stats.num_retries)
     yield by_label("storage_dropped_pages", "Given up", "reason", stats.dropped.items())
     yield by_label("storage_missed_pages", "Not there", "kind", stats.missed.items())

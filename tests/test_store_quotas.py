@@ -19,6 +19,9 @@ RECORD_NBYTES = header_nbytes(PAGE_SIZE) + PAGE_NBYTES
 ACME, GUEST = namespace().salted("acme"), namespace().salted("guest")
 
 
+KEYS = [bytes([number] * 32).hex() for number in (1, 2)]
+
+
 def size(num_records: float) -> str:
     return f"{int(num_records * RECORD_NBYTES)}B"
 
@@ -105,23 +108,38 @@ def test_every_salt_may_have_the_same_share() -> None:
 
 
 @pytest.mark.parametrize("scanned", [namespace(), None])
-def test_a_share_is_kept_across_a_restart(scanned: Namespace | None) -> None:
+@pytest.mark.parametrize("seal", [None, *KEYS[:1]], ids=["plain", "sealed"])
+def test_a_share_is_kept_across_a_restart(seal: str | None, scanned: Namespace | None) -> None:
     inner = MemoryBackend()
-    with World(inner=inner) as world:
+    with World(inner=inner, config={"key": seal}) as world:
         store(world, ACME, pages_of(ACME, 4))
         asyncio.run(inner.put([(PageKey(b"f" * 32), [b"no header of ours" * 20])]))
-    with World(config=limited(4).config, inner=inner) as world:
+        held = world.store.stats().written_nbytes
+    config: dict[str, Any] = {"tenants": {"acme": {"max_size": f"{held}B"}}, "key": seal}
+    with World(config=config, inner=inner) as world:
         if scanned is not None:
             world.store.describe(scanned)
             world.store.scan(scanned.digest)
         world.store.describe(ACME)
-        world.wait_until(lambda: world.store.stats().tenant_nbytes["acme"] == 4 * RECORD_NBYTES)
+        world.wait_until(lambda: world.store.stats().tenant_nbytes["acme"] == held)
 
         store(world, ACME, pages_of(ACME, 1, 500))
 
         assert there(world, pages_of(ACME, 4)) == [True, True, True, False]
         world.store.describe(ACME)
         world.store.check()
+
+
+@pytest.mark.parametrize("seal", [KEYS[1], None], ids=["another key", "no key"])
+def test_what_is_sealed_with_a_key_that_is_not_here_is_in_no_share(seal: str | None) -> None:
+    inner = MemoryBackend()
+    with World(inner=inner, config={"key": KEYS[0]}) as world:
+        store(world, ACME, pages_of(ACME, 3))
+    with World(config={**limited(4).config, "key": seal}, inner=inner) as world:
+        world.store.describe(ACME)
+        world.wait_until(lambda: world.store.stats().num_foreign_pages == 3)
+
+        assert world.store.stats().tenant_nbytes == {"acme": 0}
 
 
 def test_a_victim_that_cannot_be_deleted_still_counts() -> None:

@@ -209,6 +209,27 @@ class PageCodec:
         is_first = page.number == 0
         return page if is_consistent and is_first == (page.parent == namespace) else None
 
+    def key_and_parent(self, key: PageKey, header: Buffer) -> tuple[PageKey, bytes] | None:
+        """Return which page's record this header, found under ``key``, says it begins, and whose
+        child that is, whatever its namespace and shape.
+
+        ``None`` where it is of no page, or sealed with a key that is not here. Nothing is proved.
+        """
+        try:
+            found = parse(header)
+            if not found.is_page or not found.num_tokens:
+                return None
+            if found.kind == KIND_PAGE:
+                return key, found.parent
+            if self.keyring is None:
+                return None
+            raw = memoryview(header)[: found.header_nbytes]
+            nbytes = found.num_tokens * TOKEN_NBYTES
+            sealed = self.keyring.of(raw).open_header(raw, nbytes, found.namespace)
+        except CorruptPage:
+            return None
+        return PageKey(sha256(sealed.parent + sealed.tokens).digest()), sealed.parent
+
     def is_foreign(self, header: Buffer) -> bool:
         """Whether this stands before a page that was sealed with a key that is not here."""
         try:

@@ -345,7 +345,7 @@ class Conductor:
             elif self._codec.is_foreign(header):
                 num_foreign += 1
             if is_first:
-                self.quotas.found(key, header)
+                self.quotas.found(key, header, self._codec)
             num_records += 1
             if not num_records % _SCAN_SLICE:
                 await asyncio.sleep(0)

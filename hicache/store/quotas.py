@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from typing_extensions import Buffer
 
-from hicache.codec import parse
+from hicache.codec import PageCodec, parse
 from hicache.config import StorageConfig
 from hicache.errors import CorruptPage
 from hicache.keys import NamespaceDigest, PageKey, PageRef
@@ -86,8 +86,11 @@ class Quotas:
         """Count records as used now."""
         self.shares.used(keys, self._clock())
 
-    def found(self, key: PageKey, header: Buffer) -> None:
-        """Take note of a record that a scan has found."""
+    def found(self, key: PageKey, header: Buffer, codec: PageCodec) -> None:
+        """Take note of a record that a scan has found.
+
+        What is sealed with a key that is not here is in nobody's share: we could not delete it.
+        """
         try:
             head = parse(header)
         except CorruptPage:
@@ -97,9 +100,8 @@ class Quotas:
         if written < self._started:  # else it is our own, and counts already
             with self._lock:
                 self.wear.found(nbytes, written, now)
-        if head.tokens:
-            record = Record(key, head.parent, head.number, nbytes, written)
-            self.shares.found(head.namespace, record)
+        if self.shares.is_limited and (page := codec.key_and_parent(key, header)) is not None:
+            self.shares.found(head.namespace, Record(*page, head.number, nbytes, written))
 
     def take(
         self, batch: Sequence[tuple[PageRef, NamespaceDigest]], sizes: Sequence[int]

@@ -359,6 +359,7 @@ def test_metrics_tell_tiers_and_storage(open_engine: Open, tmp_path: Path) -> No
     directions = {sample.labels["direction"]: sample.value for sample in moved}
     assert all(directions[name] > 0 for name in ("load", "back_up", "fetch", "store"))
     assert families["hicache_storage_up"].samples[0].value == 1
+    assert families["hicache_storage_foreign_pages"].samples[0].value == 0
     missed = families["hicache_storage_missed_pages"].samples
     assert {sample.labels["kind"] for sample in missed} == {"probe"}
     assert families["hicache_storage_dropped_pages"].samples == []
