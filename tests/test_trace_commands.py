@@ -75,6 +75,12 @@ def test_show_reports_malformed_lines_and_returns_that_it_found_problems(
     assert printed.err.startswith(f"hicache: {trace}:2: is not JSON: ")
 
 
+def test_show_tells_no_optimum_of_nothing(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
+    assert cli.main(["trace", "show", str(trace), "--block-size", "64"]) == 1
+
+    assert "unknown: no request was read" in capsys.readouterr().out
+
+
 def test_show_cannot_run_where_there_are_too_many(
     capsys: pytest.CaptureFixture[str], trace: Path
 ) -> None:

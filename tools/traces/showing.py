@@ -123,6 +123,8 @@ def _rows(info: TraceInfo, summary: Summary) -> Iterator[tuple[str, str]]:
 def _optimum(info: TraceInfo, summary: Summary) -> str:
     if not info.has_blocks:
         return "unknown: the trace does not tell what is shared"
+    if not summary.num_block_references:
+        return "unknown: no request was read"
     tokens, blocks = summary.token_optimum, summary.block_optimum
     return f"an infinite cache hits {tokens:.2%} of tokens, {blocks:.2%} of blocks"
 
