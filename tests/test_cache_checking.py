@@ -24,6 +24,7 @@ def test_the_setting_that_cannot_work_is_named(tmp_path: Path) -> None:
     assert refusal(tmp_path, backend="lmbd").startswith("cache.storage.backend: no storage backend")
     assert refusal(tmp_path, options={"a": 1}).startswith("cache.storage.options.a: no such option")
     assert refusal(tmp_path, size="1kB").startswith("cache.storage.size: ")
+    assert refusal(tmp_path, key_file=below).startswith(f"cache.storage.key_file: {below}: ")
     assert refusal(tmp_path, path=below) == f"cache.storage.path: {below}: Not a directory"
 
 

@@ -56,7 +56,10 @@ def test_the_environment_may_hold_the_key(tmp_path: Path) -> None:
 def test_a_file_that_others_may_read_or_write_is_refused(tmp_path: Path, mode: int) -> None:
     path = write(tmp_path, ONE.hex(), mode)
 
-    with pytest.raises(ConfigError, match=rf"keys: others may .* \(mode {mode:04o}\): chmod"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"^cache\.storage\.key_file: .*keys: others may .* \(mode {mode:04o}\): chmod",
+    ):
         open_keyring(StorageConfig(key_file=path))
 
 
@@ -84,11 +87,11 @@ def test_a_file_without_a_key_is_refused_in_one_line(tmp_path: Path, text: str, 
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="none: No such file"):
+    with pytest.raises(ConfigError, match=r"^cache\.storage\.key_file: .*none: No such file"):
         open_keyring(StorageConfig(key_file=tmp_path / "none"))
     with pytest.raises(ConfigError, match="Is a directory"):
         open_keyring(StorageConfig(key_file=tmp_path))
-    with pytest.raises(ConfigError, match="must be a regular file"):
+    with pytest.raises(ConfigError, match=r"^cache\.storage\.key_file: .* must be a regular file"):
         open_keyring(StorageConfig(key_file=Path(os.devnull)))
 
 

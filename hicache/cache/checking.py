@@ -3,6 +3,7 @@
 from contextlib import suppress
 
 from hicache.cache.opening import store_path
+from hicache.codec import open_keyring
 from hicache.config import CacheConfig
 from hicache.disk.directory import prepare
 from hicache.errors import ConfigError, HiCacheError, StorageOutdated
@@ -20,6 +21,7 @@ def check_storage(config: CacheConfig) -> None:
     storage = config.storage
     if config.host.size == "none" or storage.backend == "none":
         return
+    open_keyring(storage)
     path, size = store_path(storage), None if storage.size == "auto" else Size.parse(storage.size)
     nbytes = int(size.amount) if size is not None and size.unit == "bytes" else None
     setting = "backend"

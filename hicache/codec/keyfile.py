@@ -22,7 +22,8 @@ def open_keyring(config: StorageConfig) -> Keyring | None:
     if config.key_file is not None and config.key is not None:
         raise ConfigError("cache.storage: key_file and key are both set; one of them is enough")
     if config.key_file is not None:
-        source, text = str(config.key_file), _read(config.key_file.expanduser())
+        source = f"cache.storage.key_file: {config.key_file}"
+        text = _read(config.key_file.expanduser())
     elif config.key is not None:
         source, text = "cache.storage.key", config.key.get_secret_value()
     else:
@@ -41,15 +42,17 @@ def _read(path: Path) -> str:
         with open(path, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
             if not stat.S_ISREG(mode):
-                raise ConfigError(f"{path}: a key file must be a regular file")
+                raise ConfigError(
+                    f"cache.storage.key_file: {path}: a key file must be a regular file"
+                )
             if mode & 0o077:
                 raise ConfigError(
-                    f"{path}: others may read or write this key file "
+                    f"cache.storage.key_file: {path}: others may read or write this key file "
                     f"(mode {stat.S_IMODE(mode):04o}): chmod 600 it"
                 )
             return file.read(_MAX_NBYTES).decode("ascii", "replace")
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
+        raise ConfigError(f"cache.storage.key_file: {path}: {error.strerror}") from None
 
 
 def _parse(source: str, text: str) -> list[bytes]:
