@@ -316,6 +316,18 @@ def test_who_has_not_the_key_knows_what_is_foreign() -> None:
         assert not codec.is_foreign(bytes(300))
 
 
+def test_only_who_has_the_key_knows_which_page_a_sealed_record_begins() -> None:
+    sealed, plain = stored(make(keyring=KEYRING), floats(4)), stored(make(), floats(4))
+    mine, other, none = make(keyring=KEYRING), make(keyring=Keyring(KEYS[1:])), make()
+
+    assert mine.key_and_parent(sealed.key, sealed.raw) == (PAGE.key, PAGE.parent)
+    assert other.key_and_parent(sealed.key, sealed.raw) is None
+    assert none.key_and_parent(sealed.key, sealed.raw) is None
+    for codec in (mine, other, none):
+        assert codec.key_and_parent(plain.key, plain.raw) == (PAGE.key, PAGE.parent)
+        assert codec.key_and_parent(plain.key, bytes(300)) is None
+
+
 def test_a_sealed_header_whose_names_do_not_fit_is_no_page() -> None:
     codec = make(keyring=KEYRING)
     name = KEYRING.first.name(FIRST.key)

@@ -22,7 +22,7 @@ def room_nbytes(path: Path, keep_free_nbytes: int) -> int:
 def tell_if_too_large(path: Path, budget_nbytes: int, held_nbytes: int, keep_free: int) -> None:
     """Say so, in one line, where a store has a budget that its disk cannot hold."""
     most = max(held_nbytes + room_nbytes(path, keep_free), 0)
-    if most < budget_nbytes < UNBOUNDED_NBYTES:
+    if budget_nbytes > most and budget_nbytes != UNBOUNDED_NBYTES:
         logger.warning(
             "%s: its size is %.1f GB, but its disk has room for %.1f GB, and that is what it takes",
             path, budget_nbytes / 1e9, most / 1e9,
