@@ -142,7 +142,7 @@ def torture(kind: str, path: Path, num_corruptions: int, seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_corruption_is_served(kind: str, tmp_path: Path) -> None:
-    torture(kind, tmp_path / "store", 250, seed=1)
+    torture(kind, tmp_path / "store", 1_000, seed=1)
 
 
 @pytest.mark.soak

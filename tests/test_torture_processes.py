@@ -158,7 +158,7 @@ async def kill_many(disk: Disk, num_kills: int, budget: str) -> None:
 async def test_s3_killed_at_any_moment_nothing_accepted_is_lost_and_nothing_leaks(
     disk: Disk, budget: str
 ) -> None:
-    await kill_many(disk, 6, budget)
+    await kill_many(disk, 20, budget)
 
 
 @pytest.mark.soak
@@ -201,7 +201,7 @@ def run_two(disk: Disk, seconds: float) -> None:
 
 @pytest.mark.slow
 async def test_s6_two_processes_read_write_and_evict_one_store(disk: Disk) -> None:
-    run_two(disk, 0.6)
+    run_two(disk, 6.0)
 
 
 @pytest.mark.soak
